@@ -11,8 +11,8 @@
 - Searches: the trials of each search go to SEARCH_DIR/graphs/.
 - Sweeps: the curves of all settings go to SWEEP_DIR/graphs/.
 
-Directories of several kinds may be given at once (data/*). Each kind is then drawn separately, and what
-holds none of them is named.
+Directories of several kinds may be given at once (data/*). Each kind is then drawn separately. A directory of no
+kind is named on stderr and left out.
 """
 
 import dataclasses
@@ -27,12 +27,15 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
 from jaxrl_atari.output import say
+from jaxrl_atari.report.comparison import compare_suites, save_comparison
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_study
-from jaxrl_atari.report.suites import Suite, compare_suites, read_suite, save_comparison
+from jaxrl_atari.report.suites import Suite, read_suite
 from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.runs.layout import is_run, is_search, is_suite, is_sweep
+from jaxrl_atari.suite.sweep import read_plan
+from jaxrl_atari.suite.sweep_results import draw_sweep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Options:
     output: Path = Path("graphs")
     """For the comparison of several runs, or of suites."""
     labels: tuple[str, ...] = ()
-    """Names in the comparison, one for each directory; by default those of the directories."""
+    """Names in the comparison, one for each directory. By default, the names of the directories."""
     title: str = ""
     """Title of the comparison, or of the graph of a single run."""
     x: XAxis = "env steps"
@@ -82,12 +85,9 @@ def draw_setting_curves(sweep_dir: Path) -> list[Path]:
     Raises:
         NoLogPoint: no setting has a log point.
     """
-    from jaxrl_atari.suite.sweep import read_sweep_file  # imports JAX
-    from jaxrl_atari.suite.sweep_results import draw_sweep
-
-    settings = [setting.label for setting in read_sweep_file(sweep_dir).settings]
-    begun = [label for label in settings if is_suite(sweep_dir / label)]
-    files = draw_sweep(sweep_dir, {label: read_suite(sweep_dir / label) for label in begun})
+    labels = [setting.label for setting in read_plan(sweep_dir).settings]
+    suites = {label: read_suite(sweep_dir / label) for label in labels if is_suite(sweep_dir / label)}
+    files = draw_sweep(sweep_dir, suites)
     if not files:
         raise NoLogPoint(f"{sweep_dir}: holds no log point; wait for the first one")
     return files
@@ -101,7 +101,7 @@ def each_with_log_point(
     Args:
         work: reads or draws a directory.
         directories: name -> directory.
-        is_only_one: the command has a single directory, whose error ends it.
+        is_only_one: whether the command has a single directory, whose error ends the command.
 
     Returns:
         Name -> result of `work`.
@@ -132,8 +132,8 @@ class Directories(NamedTuple):
 def by_kind(directories: Mapping[str, Path]) -> Directories:
     """Sorts directories by their kinds.
 
-    What is of no kind is named on stderr and left out, because `data/*` also has files of logs. But a path that is
-    alone or does not exist counts as a run: the error of reading it says why it is none.
+    A path of no kind is named on stderr and left out, because `data/*` may also match other files. But a path that
+    is alone or does not exist counts as a run: the error of reading it says why it is none.
     """
     kinds = Directories({}, {}, {}, {})
     for name, path in directories.items():

@@ -1,4 +1,4 @@
-"""What the process of a session calls in tests, in place of training: see `launch.Train`."""
+"""What the process of a session or a trial calls in tests, in place of training: see `launch.Train`."""
 
 import os
 import signal
@@ -77,6 +77,18 @@ def one_ends(job, *, on_first_update):
     wait_for(job.run_dir / "ready 2")
 
 
+def one_trial_ends(directory, share, stop_requested):
+    """Trial 0 of a search ends when trial 1 trains; that one trains until it is stopped."""
+    if directory.name == "trial_0":
+        wait_for(directory.parent / "ready")
+        return
+    (directory.parent / "ready").touch()
+    while not stop_requested():
+        time.sleep(0.02)
+    (directory.parent / "saved").touch()
+    raise KeyboardInterrupt
+
+
 def main():
     """Two sessions side by side until they are stopped: `python small_sessions.py FOLDER`.
 
@@ -85,8 +97,9 @@ def main():
     import sys
 
     from jaxrl_atari import cli
-    from jaxrl_atari.trials.launch import Job, Slot
+    from jaxrl_atari.trials.launch import Job
     from jaxrl_atari.trials.processes import run_processes
+    from jaxrl_atari.trials.slots import Slot
 
     folder = Path(sys.argv[1])
     full = (folder / "full").exists()

@@ -38,7 +38,7 @@ from jaxrl_atari.ppo import PPO, ppo_loss, ppo_samples, ppo_terms
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session_arrays import first_arrays
-from jaxrl_atari.suite.sweep import can_vary
+from jaxrl_atari.suite.vary import can_vary
 from jaxrl_atari.traced_options import as_numbers
 from jaxrl_atari.trials.sessions import program_number
 

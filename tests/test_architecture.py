@@ -158,6 +158,17 @@ def test_only_data_parallel_spreads_work():
     assert spreading == {"data_parallel"}
 
 
+@pytest.mark.parametrize("module", ["plots", "report.page", "suite.sweep", "search.options", "search.results"])
+def test_reading_and_checking_imports_no_training(module):
+    reached = {module}
+    waiting = [module]
+    while waiting:
+        new = arrows()[waiting.pop()] - reached
+        reached |= new
+        waiting += new
+    assert not {room(name) for name in reached} & {"session", "learner", "rollout", "networks", "ppo"}
+
+
 @pytest.mark.long
 def test_at_most_eight_calls_lie_between_the_command_and_the_loss(monkeypatch, tmp_path):
     def planted(*_):

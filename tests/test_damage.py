@@ -19,7 +19,7 @@ from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.journal import check_journal, repair_journal
 from jaxrl_atari.runs.layout import SUITE_FILE
 from jaxrl_atari.runs.reading import read_metrics
-from jaxrl_atari.suite.__main__ import read_plan
+from jaxrl_atari.suite.sweep import read_plan
 
 pytestmark = pytest.mark.long
 

@@ -21,7 +21,7 @@ from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, Samples
 from jaxrl_atari.registry import ALGORITHMS
-from jaxrl_atari.suite.sweep import parse_vary
+from jaxrl_atari.suite.vary import parse_vary
 
 PAGE = (ROOT / "docs" / "idea.md").read_text()
 SMALL = (

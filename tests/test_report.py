@@ -18,9 +18,10 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import page
 from jaxrl_atari.report.__main__ import main
+from jaxrl_atari.report.aggregates import normalised, write_rliable
 from jaxrl_atari.report.page import try_report, write_report
 from jaxrl_atari.report.searches import distribution_text
-from jaxrl_atari.report.suites import normalised, read_suite, write_rliable
+from jaxrl_atari.report.suites import read_suite
 from jaxrl_atari.runs.files import write_json
 
 SOFTWARE = {

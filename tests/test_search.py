@@ -39,16 +39,12 @@ from jaxrl_atari.search import (
     SearchConfig,
     command,
 )
-from jaxrl_atari.search.options import check_search, read_search, to_dict
-from jaxrl_atari.search.study import (
-    Reporter,
-    open_study,
-    run_trial,
-    save_results,
-    search_results,
-    start_trial,
-)
-from jaxrl_atari.trials.ray_cluster import MachineShare, allot
+from jaxrl_atari.search.check import check_search
+from jaxrl_atari.search.options import read_search, to_dict
+from jaxrl_atari.search.results import save_results, search_results
+from jaxrl_atari.search.study import open_study, start_trial
+from jaxrl_atari.search.trial import Reporter, run_trial
+from jaxrl_atari.trials.resources import MachineShare, allot
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -502,6 +498,36 @@ def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
     assert {row["status"][:24] for row in read_csv(search_dir / "trials.csv")} == {"failed: FileExistsError:"}
 
 
+ENDING_BADLY = """
+import sys
+from pathlib import Path
+from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.trials.ray_cluster import set_up_ray
+from jaxrl_atari.trials.resources import ResourcesConfig
+import small_sessions
+
+def on_end(number, failure):
+    raise OSError("no results")
+
+devices = DevicesConfig(gpu=False)
+set_up_ray("", devices)
+from jaxrl_atari.search.ray_trials import run_trials  # imports Ray
+
+run_trials([0, 1], small_sessions.one_trial_ends, on_end, search_dir=Path(sys.argv[1]), address="",
+           devices=devices, resources=ResourcesConfig(), progress=str)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_saved(tmp_path):
+    process = start("-c", ENDING_BADLY, tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 1, output
+    assert output.splitlines()[-1] == "OSError: no results"
+    assert (tmp_path / "saved").exists(), output
+
+
 def test_why_ray_did_not_start_is_one_true_line(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     line = ["-m", "jaxrl_atari.search", "--config", tmp_path / "tiny.py", "--run-dir", tmp_path / "search"]
@@ -633,7 +659,7 @@ def test_what_import_names_is_sent_to_machines_that_do_not_have_it(tmp_path):
         with start(*words, *options, *more, "--sessions", 1) as process:
             for line in process.stdout:
                 output += line
-                if "each has 0 GPUs" in line:
+                if re.match(r"each (session|trial) has 0 GPUs", line):
                     file.unlink()
                     beside.unlink()
         return process.returncode, output

@@ -21,9 +21,10 @@ from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
-from jaxrl_atari.suite.results import Results
+from jaxrl_atari.suite.jobs import unfinished_jobs_of_sweep
+from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
-from jaxrl_atari.suite.sweep import Sweep, unfinished_of_sweep, write_sweep_files
+from jaxrl_atari.suite.sweep import SweepPlan, write_plan
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -110,6 +111,8 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
         (["--vary", "ppo.gamma"], "--vary = 'ppo.gamma': expected FIELD=VALUE,VALUE,..."),
         (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
         (["--vary", "ppo.coefficients.a.b=1,2"], "expected a field of the config by its dotted name"),
+        (["--vary", "ppo.coeficients.max_c=1,2"], "did you mean ppo.coefficients.max_c?"),
+        (["--vary", "ppo.coefficients=1,2"], "expected a field that may differ between settings"),
         (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
         (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2: expected a number from 0 to 1"),
         (["--vary", "ppo.gamma=0.9,0.90"], "each value once"),
@@ -239,14 +242,14 @@ def test_a_name_that_no_session_could_use_is_refused_before_a_session_starts(tmp
 def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
     directory = tmp_path / "sweep"
     directory.mkdir()
-    sweep = Sweep(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]})
-    write_sweep_files(directory, sweep)
+    sweep = SweepPlan(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]})
+    write_plan(directory, sweep)
     first, second = sweep.settings
-    jobs = unfinished_of_sweep(directory, sweep)
+    jobs = unfinished_jobs_of_sweep(directory, sweep)
     (directory / second.label / "Pong").mkdir(exist_ok=True)
     damaged = directory / second.label / "Pong" / "config.json"
     damaged.write_text("{")
-    results = Results(directory, sweep)
+    results = ResultsKeeper(directory, sweep)
     for _ in range(2):  # each time a job of the first setting ends
         results.on_end(next(job for job in jobs if job.setting == first.label), None)
         assert "the results cannot be read: " in capsys.readouterr().out
@@ -402,19 +405,19 @@ def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
         "ppo.learning_rate=0.001,ppo.normalize_advantages=true": [0.001, True],
         "ppo.learning_rate=0.001,ppo.normalize_advantages=false": [0.001, False],
     }
-    last = sweep.settings[-1].suite.config.ppo
+    last = sweep.settings[-1].plan.config.ppo
     assert (last.learning_rate, last.normalize_advantages) == (0.001, False)
 
 
 def make_sweep(folder, values, scores, games=("Pong", "Breakout")):
     """A finished sweep of gamma with made-up returns: `scores` has those of each value, game and session."""
     folder.mkdir()
-    sweep = Sweep(TINY, list(games), {"ppo.gamma": values})
-    write_sweep_files(folder, sweep)
+    sweep = SweepPlan(TINY, list(games), {"ppo.gamma": values})
+    write_plan(folder, sweep)
     for setting, by_game in zip(sweep.settings, scores, strict=True):
         for game, sessions in by_game.items():
             for session, value in enumerate(sessions):
-                config = setting.suite.config
+                config = setting.plan.config
                 add_session(folder / setting.label, game, session, [score(game, value)] * 2, config)
     return folder
 

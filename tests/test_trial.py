@@ -22,10 +22,10 @@ from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.trials.launch import Failure, Job, Slot
+from jaxrl_atari.trials.launch import Failure, Job
 from jaxrl_atari.trials.processes import run_processes
 from jaxrl_atari.trials.sessions import program_number, train_job, unfinished_jobs
-from jaxrl_atari.trials.slots import plan_slots
+from jaxrl_atari.trials.slots import Slot, plan_slots
 
 TINY = Config(
     name="tiny", total_env_steps=32, sessions=2, env=EnvConfig(game="CrazyClimber", num_envs=2, num_threads=1),

@@ -21,6 +21,7 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import text
+from jaxrl_atari.report.aggregates import aggregate_rows, missing_intervals
 from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, game_file, written_at
 from jaxrl_atari.report.graphs import (
     digest_of_run,
@@ -33,14 +34,7 @@ from jaxrl_atari.report.graphs import (
 from jaxrl_atari.report.search_graphs import update_graphs
 from jaxrl_atari.report.searches import read_study, search_facts, trial_rows
 from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.suites import (
-    EXPLANATION,
-    aggregate_rows,
-    missing_intervals,
-    read_suite,
-    result_values,
-    text_rows,
-)
+from jaxrl_atari.report.suites import EXPLANATION, read_suite, result_values, text_rows
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.layout import SEARCH_FILE, VERIFIED_FILE, is_run, is_search, is_suite

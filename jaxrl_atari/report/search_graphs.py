@@ -31,7 +31,7 @@ COLOUR_OF = {"best": COLOURS[1], "finished": COLOURS[0], "stopped by ASHA": GREY
 
 
 def update_graphs(study: "optuna.Study", directory: Path) -> None:
-    """Draws the trials of a search, if their graphs are missing or show other trials than those of the study."""
+    """Draws the trials of a search, if the graphs are missing or show something else than the study has now."""
     if not is_drawn(directory / "fields.svg", digest_of(read_trials(study))):
         draw_graphs(study, directory)
 
@@ -44,7 +44,7 @@ def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
     - parallel: fields and score, with a line for each trial
     - importances: how important each field is for a good score (PED-ANOVA, arXiv:2304.10255); the sum is 1
 
-    The last two need two trials with a score. Before a game has ended, nothing is drawn.
+    `parallel` and `importances` need two trials with a score. Before a game has ended, nothing is drawn.
     """
     trials = read_trials(study)
     if not trials:
@@ -107,8 +107,8 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
     names = _field_names(trials)
     figure = new_figure("fields and score of each trial", max(8, 2.4 * (len(names) + 1)), 5)
     axes = figure.add_subplot()
-    columns = []
-    labels = []
+    columns = []  # positions of the trials on each axis
+    labels = []  # values of the trials, as they are shown
     for name in names:
         values = [trial.fields.get(name) for trial in trials]
         positions = np.array(_positions(values, name, trials), np.float64)
@@ -119,14 +119,14 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
     labels.append(scores)
     heights = np.array([_to_unit(column) for column in columns])
     colours = ScalarMappable(Normalize(columns[-1].min(), columns[-1].max()), matplotlib.colormaps["viridis_r"])
-    for index in np.argsort(columns[-1]):
-        axes.plot(heights[:, index], color=colours.to_rgba(columns[-1][index]), linewidth=1.6)
-    for place, (column, values) in enumerate(zip(columns, labels, strict=True)):
-        axes.axvline(place, color=GREY, linewidth=0.8)
+    for trial in np.argsort(columns[-1]):  # the best trial is drawn last, on top
+        axes.plot(heights[:, trial], color=colours.to_rgba(columns[-1][trial]), linewidth=1.6)
+    for index, (column, values) in enumerate(zip(columns, labels, strict=True)):
+        axes.axvline(index, color=GREY, linewidth=0.8)
         for trial in (int(np.nanargmin(column)), int(np.nanargmax(column))):
             value = values[trial]
             text = number_text(value) if isinstance(value, int | float) else str(value)
-            axes.annotate(text, (place, heights[place, trial]), (4, 3), textcoords="offset points", color=GREY)
+            axes.annotate(text, (index, heights[index, trial]), (4, 3), textcoords="offset points", color=GREY)
     axes.set_xticks(range(len(columns)), [*names, "score"])
     axes.set_yticks([])
     axes.set_ylim(-0.05, 1.1)
@@ -192,7 +192,7 @@ def _positions(values: Sequence[Any], name: str, trials: Sequence[Trial]) -> lis
 
 
 def _write_ticks(axes: "Axes", name: str, trials: Sequence[Trial]) -> None:
-    """Labels the x axis of a field with its categories, or with few plain numbers."""
+    """Labels the x axis of a field with the categories of the field, or with a few plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))

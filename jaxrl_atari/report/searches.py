@@ -1,6 +1,6 @@
-"""The results of searches: the table of trials and the search space as text, and the trials of the study.
+"""Searches as they are read: the table of trials and the search space as text, and the trials of the study.
 
-The study is Optuna's, SEARCH_DIR/journal.log. Optuna is imported only to read it.
+The study is that of Optuna, SEARCH_DIR/journal.log. Optuna is imported only when the study is read.
 """
 
 import csv
@@ -25,12 +25,12 @@ REMAKE = "move it away: `python -m jaxrl_atari.search --resume SEARCH_DIR` makes
 
 
 class Trial(NamedTuple):
-    """A trial that has a score: its last `return_ma`."""
+    """A trial that has a score."""
 
     number: int
     fields: dict[str, Any]  # dotted name of a searched field -> value
-    distributions: dict[str, "BaseDistribution"]  # dotted name -> the distribution of the value
-    score: float
+    distributions: dict[str, "BaseDistribution"]  # dotted name of a searched field -> distribution of its values
+    score: float  # its last return_ma
     env_steps: list[int]  # env steps of the log points that have a return_ma
     returns: list[float]  # return_ma at these log points
     kind: str  # best, finished, stopped by ASHA, or unfinished
@@ -42,7 +42,7 @@ class Trial(NamedTuple):
 def trial_rows(search_dir: Path) -> list[list[str]]:
     """The table of trials.csv with rounded numbers: a header, then a row for each trial, the best first.
 
-    Before the search has written its first results, the table is empty.
+    The table is empty before the search has written its first results.
 
     Raises:
         UserError: trials.csv is damaged.
@@ -74,22 +74,29 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
 
 
 def search_facts(search: Any) -> dict[str, Any]:
-    """The search space and the options in a search.json as text: name -> value.
+    """The search space and the options of a search as text: name -> value.
 
     The value of a searched field is its range, such as `0.0001 to 0.0005, logarithmic`, or its choices.
+
+    Args:
+        search: the entry `search` of a search.json, which may be of unknown origin.
     """
-    if not isinstance(search, Mapping):  # a search.json of unknown origin
+    if not isinstance(search, Mapping):
         return {}
     space = search.get("space")
     fields = space.items() if isinstance(space, Mapping) else ()
     options = flat({name: value for name, value in search.items() if name != "space"})
     return {name: distribution_text(saved) for name, saved in fields} | {
-        name: _number(value) for name, value in options.items()
+        name: _value_text(value) for name, value in options.items()
     }
 
 
 def distribution_text(saved: Any) -> str:
-    """A distribution of Optuna, given as JSON, in words."""
+    """A distribution of Optuna as text; see `search_facts`. One of an unknown form is shown as it is.
+
+    Args:
+        saved: the JSON value of the distribution.
+    """
     attributes = saved.get("attributes", saved) if isinstance(saved, Mapping) else None
     if not isinstance(attributes, Mapping):
         return str(saved)
@@ -98,14 +105,14 @@ def distribution_text(saved: Any) -> str:
         return " or ".join(map(str, choices)) if isinstance(choices, list) else str(choices)
     if not {"low", "high"} <= set(attributes):
         return str(saved)
-    text = f"{_number(attributes['low'])} to {_number(attributes['high'])}"
+    text = f"{_value_text(attributes['low'])} to {_value_text(attributes['high'])}"
     if attributes.get("step") not in (None, 1):
-        text += f" in steps of {_number(attributes['step'])}"
+        text += f" in steps of {_value_text(attributes['step'])}"
     return f"{text}, logarithmic" if attributes.get("log") else text
 
 
-def _number(value: Any) -> str:
-    """A JSON value as text; numbers as in `number_text`."""
+def _value_text(value: Any) -> str:
+    """A JSON value as text; numbers have the form of `number_text`."""
     return number_text(value) if type(value) in (int, float) else str(value)
 
 
@@ -123,7 +130,7 @@ def open_journal(search_dir: Path) -> "JournalStorage":
 
 
 def read_study(search_dir: Path) -> "optuna.Study | None":
-    """The study of a search; None if the search has not begun or Optuna is not installed.
+    """Reads the study of a search. None if the search has none yet, or if Optuna is not installed.
 
     Raises:
         UserError: as `check_journal`.
@@ -140,7 +147,10 @@ def read_study(search_dir: Path) -> "optuna.Study | None":
 
 
 def read_trials(study: "optuna.Study") -> list[Trial]:
-    """The trials that have a score, in the order of their numbers. A running trial has its score so far."""
+    """The trials that have a score, in the order of their numbers. A running trial has its score so far.
+
+    The best trial is one that has finished. Until one has, it is the best of those that ASHA stopped.
+    """
     from optuna.trial import TrialState
 
     kinds = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped by ASHA"}
@@ -162,6 +172,6 @@ def read_trials(study: "optuna.Study") -> list[Trial]:
             )
             trials.append(trial)
     finished = [trial for trial in trials if trial.kind == "finished"]
-    ended = finished or [trial for trial in trials if trial.kind == "stopped by ASHA"]  # as search/study.py ranks
+    ended = finished or [trial for trial in trials if trial.kind == "stopped by ASHA"]  # as in `study.ranked`
     best = max(ended, key=lambda trial: trial.score, default=None)
     return [trial._replace(kind="best") if trial is best else trial for trial in trials]

@@ -18,8 +18,8 @@ before they are aggregated.
   N_m - 1, summed over the suites.
 
 Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
-how often the intervals cover the true value; docs/paper.md has the table. `bootstrap_interval` is rliable's
-interval, which is only exported.
+how often the intervals cover the true value; docs/paper.md has the table. `bootstrap_interval` is the interval of
+rliable, which results.json and comparison.json have besides.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,7 +41,7 @@ GameScores = Sequence[np.ndarray]
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 UPPER = (1 + CONFIDENCE) / 2
-ROUNDING = 1e-12  # a relative spread below it is that of rounding
+ROUNDING = 1e-12  # a relative spread below this is the effect of rounding
 
 INTERVALS = (
     f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
@@ -144,6 +144,7 @@ IMPROVEMENT = Statistic("probability of improvement", improvement, 0, 1, parts=g
 
 
 def _lists(suites: Sequence[Scores]) -> list[list[np.ndarray]]:
+    """The scores of each game of each suite, without the names of the games."""
     return [[np.asarray(scores, np.float64) for scores in suite.values()] for suite in suites]
 
 
@@ -176,12 +177,12 @@ def _degrees_of_freedom(variances: np.ndarray, games: Sequence[Sequence[np.ndarr
     """The degrees of freedom of Welch and Satterthwaite for all games together.
 
     Args:
-        variances: `[M]`, the variance of each game's part of the statistic, not all 0.
+        variances: v `[M]`, the variance of each game's part of the statistic, not all 0.
         games: the scores of each game of each suite.
     """
     shares = variances / variances.max()  # the result does not depend on the unit, and squares do not underflow
-    of_games = np.sum([[scores.size - 1 for scores in suite] for suite in games], axis=0)
-    return float(shares.sum() ** 2 / (shares**2 / of_games).sum())
+    freedom = np.sum([[scores.size - 1 for scores in suite] for suite in games], axis=0)  # f
+    return float(shares.sum() ** 2 / (shares**2 / freedom).sum())
 
 
 def _around_mean(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -194,7 +195,10 @@ def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, fl
     """The interval of rliable: quantiles of the statistic over stratified resamples of the scores.
 
     The sessions of each game are resampled with replacement; the games are kept. With few sessions, the interval
-    is too narrow. None if a game has a single session.
+    is too narrow.
+
+    Returns:
+        The ends of the interval; None if a game has a single session.
     """
     games = _lists(suites)
     if any(scores.size < 2 for suite in games for scores in suite):
@@ -208,11 +212,11 @@ def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, fl
 
 
 def aggregate(scores: Scores) -> dict[str, Any]:
-    """All `STATISTICS` of a suite, for JSON, and its performance profile.
+    """All `STATISTICS` of a suite and its performance profile, ready for JSON.
 
     The keys of a statistic are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval) and
-    `iqm_rliable_interval`. `games` is the number of games. `profile` is a list of points: threshold, share above
-    it, and the two ends of the share's interval, which may be None.
+    `iqm_rliable_interval`. `games` is the number of games. `profile` is a list of points. A point has a threshold,
+    the share of scores above the threshold, and the two ends of the share's interval, which may be None.
     """
     summary: dict[str, Any] = {"games": len(scores)}
     for name, statistic in STATISTICS.items():

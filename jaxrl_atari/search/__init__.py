@@ -1,7 +1,15 @@
 """Hyperparameter search: many trials with early stopping on few GPUs (Ray Tune and Optuna).
 
 The config file of a search imports its names from here. The distributions are Optuna's. A name is loaded when it
-is imported or used; without the extra `search`, that raises `UserError`.
+is imported or used; without the extra `search`, that raises `UserError`. The modules in reading order:
+
+    command.py      the command: parses and checks the options, runs the trials that are left, shows the results
+    options.py      SearchConfig: the options of a search, with its space; search.json
+    check.py        check_search: refuses a search that cannot be run
+    study.py        Optuna's study: the states and fields of the trials
+    ray_trials.py   run_trials: runs trials as tasks of a Ray cluster, scheduled by Ray Tune
+    trial.py        run_trial: trains a trial, in the process of its task
+    results.py      the table of the trials, and the config of the best one
 """
 
 from importlib import import_module
@@ -14,13 +22,13 @@ if TYPE_CHECKING:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     from jaxrl_atari.search.options import SearchConfig
-    from jaxrl_atari.trials.ray_cluster import ResourcesConfig
+    from jaxrl_atari.trials.resources import ResourcesConfig
 
 _HOMES = {
     "CategoricalDistribution": "optuna.distributions",
     "FloatDistribution": "optuna.distributions",
     "IntDistribution": "optuna.distributions",
-    "ResourcesConfig": "jaxrl_atari.trials.ray_cluster",
+    "ResourcesConfig": "jaxrl_atari.trials.resources",
     "SearchConfig": "jaxrl_atari.search.options",
 }
 """Name -> the module that defines it."""

@@ -25,41 +25,40 @@ from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.journal import repair_journal
 from jaxrl_atari.runs.layout import SEARCH_FILE, has_session, is_search, trial_dir
 from jaxrl_atari.runs.run_dir import describe, make_run_dir, removed_if_refused
-from jaxrl_atari.search.options import SearchConfig, check_search, read_search, to_dict
+from jaxrl_atari.search.check import check_search
+from jaxrl_atari.search.options import SearchConfig, read_search, to_dict
+from jaxrl_atari.search.results import SearchResults, save_results, search_results
 from jaxrl_atari.search.study import (
     FAILURE,
-    SearchResults,
     has_failed,
     open_study,
     record_failure,
-    run_trial,
-    save_results,
-    search_results,
     status_text,
     trial_progress,
 )
+from jaxrl_atari.search.trial import run_trial
 from jaxrl_atari.trials.launch import Failure
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 
 CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
-"""Prefixes of the options that may change when a search continues."""
+"""Options that may change when a search is resumed, as the beginnings of their names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FromDirectory):
-    """Searches hyperparameters, or continues a search that was interrupted."""
+    """Searches hyperparameters, or resumes a search that was interrupted."""
 
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
 
 def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path | None]:
-    """Reads the command line.
+    """Parses the command line.
 
     Returns:
-        The config, the options of the search, and its directory; None for a new directory.
+        The config; the options of the search; and its directory, None for a new one.
 
     Raises:
-        UserError: a value cannot be used, or cannot change when a search continues.
+        UserError: a value cannot be used, or cannot change when a search is resumed.
     """
     sources = read_sources(arguments)
     default = Options()
@@ -93,10 +92,10 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     Args:
         config: the config of all trials, apart from the searched fields.
         search: the options of the search.
-        search_dir: the directory of the search; a search in it is continued. None: a new directory.
+        search_dir: the directory of the search; a search in it is resumed. None: a new directory.
 
     Raises:
-        UserError: the search cannot be run, or each trial was refused; then a new directory is removed again.
+        UserError: the search cannot be run, or every trial was refused. A new directory is then removed again.
         SessionsFailed: every trial failed; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
@@ -130,7 +129,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
 
 @dataclasses.dataclass
 class TrialWatcher:
-    """Prints how the trials come along, and writes the results whenever one ends."""
+    """Prints the progress of trials, and whenever one ends, records its end and writes the results."""
 
     search_dir: Path
     search: SearchConfig
@@ -138,7 +137,7 @@ class TrialWatcher:
     failures: list[str] = dataclasses.field(default_factory=list)  # reasons of the trials that failed
 
     def progress(self, number: int) -> str:
-        """A line on the progress of a trial."""
+        """The progress of a trial in one line."""
         directory = trial_dir(self.search_dir, number)
         try:
             score, env_steps = trial_progress(directory)
@@ -147,7 +146,7 @@ class TrialWatcher:
         return f"{directory.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
 
     def on_end(self, number: int, failure: Failure | None) -> None:
-        """Records the end of a trial. `failure`: why its process failed, if it did."""
+        """Records the end of a trial, given the failure of its process, if any."""
         if failure is not None and not self.study.trials[number].state.is_finished():
             record_failure(self.search_dir, self.search, number, failure.reason)
         trial = self.study.trials[number]
@@ -166,7 +165,7 @@ def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    from jaxrl_atari.search.ray_trials import run_trials  # imports Ray
+    from jaxrl_atari.search.ray_trials import run_trials  # here, after `set_up_ray`: it imports Ray
 
     study = open_study(search_dir, search)
     for _ in range(len(study.trials), search.trials):
@@ -186,7 +185,7 @@ def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -
 
 
 def try_to_save(search_dir: Path, results: SearchResults) -> None:
-    """Saves results, or prints why they could not be saved. They can be made again from the study."""
+    """Saves results, or prints why they could not be saved. A resume makes them again from the study."""
     try:
         save_results(search_dir, results)
     except OSError as error:

@@ -1,13 +1,12 @@
-"""Options of a search and its space, their checks, and search.json, which stores them.
+"""Options of a search, with its space, and search.json, which stores them.
 
 The config file of a search defines `get_search()` beside `get_config()`. It returns a `SearchConfig`, whose
 `space` maps dotted names of config fields to Optuna's distributions.
 """
 
 import dataclasses
-import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -22,14 +21,12 @@ from optuna.distributions import (
 )
 
 from jaxrl_atari.checks import Limits, check_fields
-from jaxrl_atari.config import Config, set_fields
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
 from jaxrl_atari.runs.run_dir import read_config
-from jaxrl_atari.session import check_names_and_minibatches
-from jaxrl_atari.suite.sweep import can_vary
-from jaxrl_atari.trials.ray_cluster import ResourcesConfig
+from jaxrl_atari.trials.resources import ResourcesConfig
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 
@@ -54,11 +51,11 @@ class SearchConfig:
     method: Literal["optuna", "random"] = "optuna"
     """`optuna`: its TPE sampler, which learns from trials once ten have ended; `random`: independent samples."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
-    """Seed of the sampler. With `random`, the fields of trial i do not depend on the order in which trials run."""
+    """Seed of the sampler. With `random`, the order in which trials run does not change the fields of trial i."""
     early_stopping: Literal["asha", "none"] = "asha"
-    """`asha`: stop trials that are worse than others at the same env steps; `none`: stop none."""
+    """`asha`: stops trials that are worse than others at the same env steps; `none`: stops no trial."""
     grace_env_steps: Annotated[int, Limits(1, 10**12)] = 500_000
-    """Env steps of the first comparison. The next ones are at `reduction`, `reduction`², ... times as many."""
+    """Env steps of the first comparison. Others follow at `reduction`, `reduction`², ... times as many."""
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""
     address: str = ""
@@ -67,50 +64,6 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         check_fields(self, "search.")
-
-
-def check_search(config: Config, search: SearchConfig) -> None:
-    """Checks that a search can be run.
-
-    Raises:
-        ConfigError: in one of these cases:
-
-            - The space has a field that a search cannot vary.
-            - The config refuses a combination of choices or of ends of ranges.
-            - The trials have several sessions, which ASHA cannot compare.
-            - ASHA's first comparison is beyond the budget.
-            - A network, algorithm or coefficient does not exist, or a minibatch size does not suit the network.
-    """
-    unknown = {
-        name
-        for name, distribution in search.space.items()
-        if not can_vary(name, config) or not isinstance(distribution, Distribution)
-    }
-    expected = (
-        "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, "
-        "each with a distribution of Optuna"
-    )
-    hint = "configs/search_qbert.py is an example of a --config"
-    require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
-    tried: list[Sequence[Any]] = []  # for each field, its choices or the ends of its range
-    for distribution in search.space.values():
-        if isinstance(distribution, CategoricalDistribution):
-            tried.append(distribution.choices)
-        else:
-            tried.append((distribution.low, distribution.high))
-    best_seed = {"seed": config.seed + config.sessions}  # as in the config that is written for the best trial
-    for values in itertools.islice(itertools.product(*tried), 10_000):  # a bad trial beyond these fails by itself
-        set_fields(config, dict(zip(search.space, values, strict=True)) | best_seed)
-    first = {name: values[0] for name, values in zip(search.space, tried, strict=True)}
-    for name, values in zip(search.space, tried, strict=True):
-        for value in values:
-            check_names_and_minibatches(set_fields(config, first | {name: value}))
-    if search.early_stopping == "asha":
-        hint = "or use --search.early-stopping none"
-        require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
-        expected = f"less than total_env_steps = {config.total_env_steps:,}"
-        grace = search.grace_env_steps
-        require(grace < config.total_env_steps, "search.grace_env_steps", grace, expected, hint)
 
 
 def space_dict(search: SearchConfig) -> dict[str, Any]:
@@ -127,7 +80,7 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads search.json, which holds what `to_dict` returns.
 
     Raises:
-        UserError: the directory has no search.json, or it cannot be used, for example in this version.
+        UserError: the directory has no search.json, or the file cannot be used, for example in this version.
     """
     config = read_config(search_dir, SEARCH_FILE)
     search = read_result(search_dir / SEARCH_FILE, search=dict)["search"]

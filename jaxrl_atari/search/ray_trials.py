@@ -1,6 +1,6 @@
-"""Runs the trials of a search on a Ray cluster, each in its own process. Ray Tune schedules them.
+"""The trials of a search on a Ray cluster, each in its own process. Ray Tune schedules them.
 
-Import this file after `ray_cluster.set_up_ray`, which sets Ray's environment.
+Import this module after `ray_cluster.set_up_ray`, which sets Ray's environment variables.
 """
 
 import contextlib
@@ -23,27 +23,26 @@ from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,
     SECONDS_BETWEEN_NEWS,
-    MachineShare,
-    ResourcesConfig,
     connected,
     run_in_worker,
 )
+from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig
 
 STOP_FILE = "stop"
-"""File in the search directory that requests a stop. Trials may run on other machines, where no signal reaches."""
+"""File in the search directory that requests a stop. Trials may run on other machines, which no signal reaches."""
 
 RunTrial = Callable[[Path, MachineShare, Callable[[], bool]], object]
-"""Runs a trial to its end or a stop request. Takes its directory, its share of a machine, and a function that says
-whether a stop is requested."""
+"""Runs a trial to its end or a stop request. It takes the directory of the trial, the trial's share of a machine,
+and a function that returns whether a stop is requested."""
 
 OnTrialEnd = Callable[[int, Failure | None], object]
-"""Called for each trial that has ended by itself, with its number and its failure, if any."""
+"""Called for each trial that has ended by itself, with the number of the trial and its failure, if any."""
 
 
 class _Events(TrialProgressCallback, tune.Stopper):
-    """Events of Tune: prints which trials start, collects those that have ended, and stops Tune.
+    """Tune's callbacks. They print which trials start, collect those that have ended, and stop Tune.
 
-    It replaces Tune's own display.
+    They replace Tune's own display.
     """
 
     def __init__(self, search_dir: Path):
@@ -53,11 +52,11 @@ class _Events(TrialProgressCallback, tune.Stopper):
         self.ended: list[tuple[int, Failure | None]] = []
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Tells Tune not to stop a trial, because trials stop by themselves."""
+        """Whether Tune is to stop a trial: never, because trials stop by themselves."""
         return False
 
     def stop_all(self) -> bool:
-        """Tells Tune whether to stop: after a stop request, once no trial is running."""
+        """Whether Tune is to stop: after a stop request, once no trial is running."""
         return (self.search_dir / STOP_FILE).exists() and not self.running
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
@@ -113,19 +112,20 @@ def run_trials(
     """Runs the trials of a search, each in its own process, as many at a time as the machines have room for.
 
     Args:
-        numbers: numbers of the trials. Their directories are SEARCH_DIR/trial_<number>, with their output in
+        numbers: numbers of the trials. Trial i has the directory SEARCH_DIR/trial_<i>, with its output in
             output.txt.
         run_trial: a function that can be imported, or a `functools.partial` of one.
-        on_end: called in this process.
+        on_end: called in this process when a trial has ended.
         search_dir: directory of the search, which all machines of the cluster share.
         address: address of the cluster; empty: this machine alone.
         devices: devices of the config.
         resources: resources of each trial.
-        progress: gives a line on a trial's progress, printed every 30 seconds.
+        progress: returns the progress of a trial in one line, which is printed every 30 seconds.
 
     Raises:
-        UserError: the cluster cannot be used, or a trial needs more than a machine has.
-        KeyboardInterrupt: after a stop request, once every running trial has ended. A second Ctrl-C kills them.
+        UserError: the cluster cannot be used, or a trial needs more than any machine has.
+        KeyboardInterrupt: after a stop request, once every running trial has ended. A second Ctrl-C kills the
+            trials.
     """
     if not numbers:
         return
@@ -137,7 +137,7 @@ def run_trials(
     with contextlib.ExitStack() as exits:
         exits.callback(shutil.rmtree, search_dir / "ray", ignore_errors=True)
         exits.callback(stop_file.unlink, missing_ok=True)
-        share = exits.enter_context(connected(address, devices, resources))
+        share = exits.enter_context(connected(address, devices, resources, "trial"))
         trainable = tune.with_parameters(
             _run_trial, search_dir=search_dir, run_trial=run_trial, share=share, code=code
         )
@@ -155,17 +155,22 @@ def run_trials(
         stop = exits.enter_context(StopRequest(quick=False, answer=STOPPING))  # last: Ray handles SIGTERM too
         fitting = thread.apply_async(tuner.fit)
         said = time.monotonic()
-        while not fitting.ready() or events.ended:
-            fitting.wait(POLL_SECONDS)
-            if stop.requested:
-                stop_file.touch()
-                events.ended.clear()  # these trials may not have ended by themselves
-            if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
-                said = time.monotonic()
-                for number in sorted(events.running):
-                    say(progress(number))
-            while events.ended:
-                on_end(*events.ended.pop(0))
+        try:
+            while not fitting.ready() or events.ended:
+                fitting.wait(POLL_SECONDS)
+                if stop.requested:
+                    stop_file.touch()
+                    events.ended.clear()  # these trials may not have ended by themselves
+                if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
+                    said = time.monotonic()
+                    for number in sorted(events.running):
+                        say(progress(number))
+                while events.ended:
+                    on_end(*events.ended.pop(0))
+        except Exception:  # for example from `on_end`; first, the trials write their last checkpoints
+            stop_file.touch()
+            fitting.wait()
+            raise
         fitting.get()
     if stop.requested:
         raise KeyboardInterrupt

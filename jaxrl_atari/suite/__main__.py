@@ -8,7 +8,6 @@ python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -24,13 +23,16 @@ from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.session import check_names_and_minibatches
-from jaxrl_atari.suite.results import Results
-from jaxrl_atari.suite.suite import game_configs, read_suite_file
-from jaxrl_atari.suite.sweep import Sweep, parse_vary, read_sweep_file, unfinished_of_sweep, write_sweep_files
-from jaxrl_atari.trials.launch import Job, Launcher, Train
-from jaxrl_atari.trials.ray_cluster import ResourcesConfig, set_up_ray
+from jaxrl_atari.suite.jobs import launcher_on_ray, launcher_on_this_machine, unfinished_jobs_of_sweep
+from jaxrl_atari.suite.results import ResultsKeeper
+from jaxrl_atari.suite.suite import game_configs
+from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
+from jaxrl_atari.suite.vary import parse_vary
+from jaxrl_atari.trials.launch import Job
+from jaxrl_atari.trials.ray_cluster import set_up_ray
+from jaxrl_atari.trials.resources import ResourcesConfig
 from jaxrl_atari.trials.sessions import train_job
-from jaxrl_atari.trials.slots import choose_launcher, plan_slots
+from jaxrl_atari.trials.slots import plan_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,23 +58,11 @@ def holds_suite(directory: Path) -> bool:
     return is_suite(directory) or is_sweep(directory)
 
 
-def read_plan(directory: Path) -> Sweep:
-    """Reads what a directory holds; a suite is a sweep in which nothing varies.
-
-    Raises:
-        UserError: as `read_sweep_file` and `read_suite_file`.
-    """
-    if is_sweep(directory):
-        return read_sweep_file(directory)
-    config, games = read_suite_file(directory)
-    return Sweep(config, games, {})
-
-
-def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Sweep | None]:
+def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, SweepPlan | None]:
     """Parses the command line.
 
     Returns:
-        The options, what is trained, and what the directory held before, if it goes on.
+        The options; the plan; and the plan of the suite or sweep that is resumed, None for a new one.
 
     Raises:
         UserError: a value that cannot be used.
@@ -98,49 +88,51 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Sweep, Swee
     vary = parse_vary(options.vary, config)
 
     if before is None:
-        return options, Sweep(config, games, vary), None
+        return options, SweepPlan(config, games, vary), None
     expected = f"{' '.join(before.games)}, the games of the suite"
     require(games == before.games, "--games", " ".join(games), expected)
-    sweep = Sweep(config, games, vary or before.vary)
-    labels = {setting.label for setting in sweep.settings}
+    plan = SweepPlan(config, games, vary or before.vary)
+    labels = {setting.label for setting in plan.settings}
     kept = all(setting.label in labels for setting in before.settings)
     expected = "the fields and values of the suite, and perhaps more values"
-    require(
-        kept, "--vary", " ".join(options.vary), expected, f"leave it out, or start a new one; it has {before.vary}"
-    )
-    return options, sweep, before
+    hint = f"leave it out, or start a new suite; this one has {before.vary}"
+    require(kept, "--vary", " ".join(options.vary), expected, hint)
+    return options, plan, before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains what a suite or a sweep lacks, and shows, saves and draws its results."""
-    options, sweep, before = parse_options(arguments)
-    config = sweep.config
-    # These raise before a directory is made.
-    for setting in sweep.settings:
-        check_names_and_minibatches(setting.suite.config)
+    """Trains the sessions that a suite or a sweep lacks, and shows, saves and draws its results."""
+    options, plan, before = parse_options(arguments)
+    config = plan.config
+    # Everything that can be refused is refused before a directory is made.
+    for setting in plan.settings:
+        check_names_and_minibatches(setting.plan.config)
     if options.address:
         set_up_ray(options.address, config.devices)
     else:
-        plan_slots(config, config.sessions * len(sweep.games) * len(sweep.settings))
+        plan_slots(config, plan.sessions)
     directory = options.directory
     is_new = before is None
     was_there = directory is not None and directory.is_dir()
     if is_new or directory is None:
         directory = make_run_dir(config, directory)
     with only_writer(directory), removed_if_refused(directory, is_new, was_there):
-        jobs = unfinished_of_sweep(directory, sweep)
-        if sweep != before or jobs:
-            write_sweep_files(directory, sweep)
-        settings = f", {counted(len(sweep.settings), 'setting')}" if sweep.vary else ""
-        say(f"suite: {directory}, {counted(len(sweep.games), 'game')}{settings}")
+        jobs = unfinished_jobs_of_sweep(directory, plan)
+        if plan != before or jobs:
+            write_plan(directory, plan)
+        settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
+        say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
         if before is not None:
             say_changes("changed", before.config, config)
-        _say_finished(sweep, jobs)
-        results = Results(directory, sweep)
+        _say_finished(plan, jobs)
+        results = ResultsKeeper(directory, plan)
         if jobs:
-            launch, train = choose_suite_launcher(jobs, options, directory)
+            if options.address:
+                launch = launcher_on_ray(plan, directory, options.address, options.resources)
+            else:
+                launch = launcher_on_this_machine(plan, jobs)
             try:
-                launch(jobs, train, results.on_end)
+                launch(jobs, train_job, results.on_end)
             except KeyboardInterrupt:
                 results.save_all()
                 raise KeyboardInterrupt(f"stopped; go on with {resume_command('suite', directory)}") from None
@@ -151,27 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results.raise_failures()
 
 
-def choose_suite_launcher(jobs: Sequence[Job], options: Options, directory: Path) -> tuple[Launcher, Train]:
-    """The launcher of the jobs, on a Ray cluster or on this machine, and the function that trains each of them."""
-    if not options.address:
-        return choose_launcher(jobs)
-    from jaxrl_atari.trials.ray_tasks import run_on_ray  # which imports Ray
-
-    launch = partial(
-        run_on_ray,
-        directory=directory,
-        address=options.address,
-        devices=jobs[0].config.devices,
-        resources=options.resources,
-    )
-    return launch, train_job
-
-
-def _say_finished(sweep: Sweep, jobs: Sequence[Job]) -> None:
-    """Says which games have nothing left to train."""
+def _say_finished(plan: SweepPlan, jobs: Sequence[Job]) -> None:
+    """Prints which games have no session left to train."""
     waiting = {(job.setting, job.game) for job in jobs}
-    for setting in sweep.settings:
-        for game in sweep.games:
+    for setting in plan.settings:
+        for game in plan.games:
             if (setting.label, game) not in waiting:
                 say("  ".join(filter(None, (f"game {game}", setting.label, "finished already"))))
 

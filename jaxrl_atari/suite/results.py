@@ -9,33 +9,33 @@ from jaxrl_atari.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
-from jaxrl_atari.suite.sweep import Sweep
+from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.suite.sweep_results import SweepResults, draw_sweep, save_sweep_results, sweep_results
 from jaxrl_atari.trials.launch import Failure, Job
 
 
-class Results:
-    """The results of a suite, or of a sweep, which has a suite for each of its settings.
+class ResultsKeeper:
+    """Keeps the results of a suite or a sweep up to date while its sessions train, and notes which jobs failed.
 
-    They are made from the metrics of the sessions. What could not be saved is tried again when the next session
-    ends, and by a resume.
+    A sweep has a suite for each of its settings. Results are made from the metrics of the sessions. Results that
+    could not be saved are saved when the next session ends, or by a resume.
 
     Args:
         directory: directory of the suite or sweep.
-        sweep: what is trained; a suite is a sweep in which nothing varies.
+        plan: what is trained; a suite is a sweep in which nothing varies.
     """
 
-    def __init__(self, directory: Path, sweep: Sweep):
+    def __init__(self, directory: Path, plan: SweepPlan):
         self._directory = directory
-        self._sweep = sweep
-        self._labels = [setting.label for setting in sweep.settings]
+        self._plan = plan
+        self._labels = [setting.label for setting in plan.settings]
         self._suites: dict[str, SuiteResults] = {}  # label of a setting -> its results, as last read
         self._failures: list[tuple[Job, Failure]] = []
         self._resume = resume_command("suite", directory)
 
     @property
     def failures(self) -> list[Failure]:
-        """Why jobs failed, in the order in which they ended."""
+        """The failures of jobs, in the order in which the jobs ended."""
         return [failure for _, failure in self._failures]
 
     def on_end(self, job: Job, failure: Failure | None) -> None:
@@ -43,7 +43,7 @@ class Results:
         if failure is not None:
             job.say(f"failed: {failure.reason}")
             self._failures.append((job, failure))
-        # Once all are read, those of the other settings are as they were.
+        # Once all settings have been read, only that of the job has new results.
         self._read_and_save([job.setting] if self._suites else self._labels)
 
     def save_all(self) -> None:
@@ -53,10 +53,10 @@ class Results:
     def show_and_save_all(self) -> None:
         """Reads the results of all settings, prints their table, saves them, and draws them."""
         self._read(self._labels)
-        text = self._of_sweep().text if self._sweep.vary else self._suites[""].text
-        say(f"\n{text}")  # before anything is saved, which may fail
+        text = self._sweep_results().text if self._plan.vary else self._suites[""].text
+        say(f"\n{text}")  # shown before anything is saved, because saving may fail
         self._save(self._suites)
-        if self._sweep.config.log.graphs:
+        if self._plan.config.log.graphs:
             self._draw()
 
     def raise_failures(self) -> None:
@@ -65,17 +65,17 @@ class Results:
             return
         texts = [
             f"{'  '.join(filter(None, (game, setting.label)))}: {why}"
-            for setting in self._sweep.settings
+            for setting in self._plan.settings
             for game, why in self._reasons(setting.label).items()
         ]
-        count = len(self._sweep.games) * len(self._sweep.settings)
-        number = counted(count, "trial" if self._sweep.vary else "game")
+        count = len(self._plan.games) * len(self._plan.settings)
+        number = counted(count, "trial" if self._plan.vary else "game")
         raise SessionsFailed(
             f"{len(texts)} of {number} failed ({'; '.join(texts)}); {self._resume} runs what is missing"
         )
 
     def _reasons(self, label: str) -> dict[str, str]:
-        """Game -> why its sessions failed under a setting."""
+        """The reasons for which sessions failed under a setting: game -> reasons."""
         reasons: dict[str, str] = {}
         for job, failure in self._failures:
             if job.setting == label:
@@ -84,7 +84,7 @@ class Results:
         return reasons
 
     def _read_and_save(self, labels: Sequence[str]) -> None:
-        """Reads and saves the results of some settings, or says why not; that must stop no session."""
+        """Reads and saves the results of some settings, or prints why it cannot. No error stops the sessions."""
         try:
             self._read(labels)
         except (OSError, UserError) as error:
@@ -96,14 +96,15 @@ class Results:
         """Reads the results of some settings, or of none of them if one cannot be read."""
         self._suites |= {label: suite_results(self._directory / label, self._reasons(label)) for label in labels}
 
-    def _of_sweep(self) -> SweepResults:
-        return sweep_results(self._directory, self._sweep, self._suites)
+    def _sweep_results(self) -> SweepResults:
+        """The results of the sweep, from those of its settings as last read."""
+        return sweep_results(self._directory, self._plan, self._suites)
 
     def _save(self, labels: Iterable[str]) -> None:
-        """Saves the results of some settings, and those of the sweep, or says why they could not be saved."""
+        """Saves the results of some settings, and those of the sweep, or prints why they could not be saved."""
         saves = [partial(save_results, self._suites[label]) for label in labels]
-        if self._sweep.vary:
-            saves.append(partial(save_sweep_results, self._of_sweep()))
+        if self._plan.vary:
+            saves.append(partial(save_sweep_results, self._sweep_results()))
         for save in saves:
             try:
                 save()
@@ -111,10 +112,10 @@ class Results:
                 say(f"results are not saved: {reason(error)}; {self._resume} tries again")
 
     def _draw(self) -> None:
-        """Writes the report of each setting, and draws the graph of a sweep, or says why not."""
+        """Writes the report of each setting, and draws the graph of a sweep, or prints why it cannot."""
         for label in self._suites:
             try_report(self._directory / label)
-        if not self._sweep.vary:
+        if not self._plan.vary:
             return
         try:
             suites = {label: results.suite for label, results in self._suites.items()}

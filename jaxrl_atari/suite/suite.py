@@ -1,4 +1,4 @@
-"""A suite of games: its config and games, suite.json, and its sessions.
+"""A suite of games: a trial for each game, and one table of all scores.
 
 SUITE_DIR/suite.json             games and config
 SUITE_DIR/<Game>/                a run directory like any other
@@ -14,14 +14,12 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import SUITE_FILE, is_run
-from jaxrl_atari.runs.run_dir import describe, read_config, read_games, require_same_run
-from jaxrl_atari.trials.launch import Job
-from jaxrl_atari.trials.sessions import unfinished_jobs
+from jaxrl_atari.runs.layout import SUITE_FILE
+from jaxrl_atari.runs.run_dir import describe, read_config, read_games
 
 
 class SuitePlan(NamedTuple):
-    """Config and games of a suite."""
+    """What a suite trains: games, and a config, of which `game_configs` makes that of each game."""
 
     config: Config
     games: list[str]
@@ -30,7 +28,7 @@ class SuitePlan(NamedTuple):
 def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
     """Makes the config of each game's trial.
 
-    All games have one protocol: that of the config, or the one that the name of its game implies.
+    All games have one protocol. It is that of the config, or the one that the name of the config's game implies.
 
     Args:
         config: the config of the suite.
@@ -58,14 +56,14 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
     return configs
 
 
-def write_suite_file(suite_dir: Path, suite: SuitePlan) -> None:
-    """Writes suite.json, from which the suite can be run again; see `SuitePlan`.
+def write_suite_file(suite_dir: Path, plan: SuitePlan) -> None:
+    """Writes suite.json, from which the suite can be run again.
 
-    A suite that goes on keeps the history of its earlier starts, as `describe` does for a run.
+    A suite that is resumed keeps the history of its earlier starts, as a run does; see `describe`.
     """
-    described = describe(suite.config, suite_dir, SUITE_FILE)
+    described = describe(plan.config, suite_dir, SUITE_FILE)
     del described["game"], described["gae_lambda"]  # each game has its own
-    write_json(suite_dir / SUITE_FILE, {"games": suite.games} | described)
+    write_json(suite_dir / SUITE_FILE, {"games": plan.games} | described)
 
 
 def read_suite_file(suite_dir: Path) -> SuitePlan:
@@ -78,24 +76,3 @@ def read_suite_file(suite_dir: Path) -> SuitePlan:
     games = read_games(suite_dir)
     game_configs(config, games)
     return SuitePlan(config, games)
-
-
-def unfinished_of_suite(suite_dir: Path, suite: SuitePlan, first: int = 0, setting: str = "") -> list[Job]:
-    """The sessions of all games that have not trained to their end, game by game.
-
-    Args:
-        suite_dir: directory of the suite.
-        suite: its config and games.
-        first: number of the suite's first session in its sweep.
-        setting: its setting in a sweep.
-
-    Raises:
-        UserError: a game's directory holds another run, see `require_same_run`, or its config.json is damaged.
-    """
-    jobs = []
-    for index, (name, config) in enumerate(game_configs(suite.config, suite.games).items()):
-        run_dir = suite_dir / name
-        if is_run(run_dir):
-            require_same_run(config, read_config(run_dir), run_dir)
-        jobs += unfinished_jobs(config, run_dir, first + index * config.sessions, name, setting)
-    return jobs

@@ -7,20 +7,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.output import counted
+from jaxrl_atari.report.aggregates import aggregate_rows, aggregates, missing_intervals, normalised
 from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.suites import (
-    GAME_COLUMNS,
-    Suite,
-    SuiteResults,
-    aggregate_rows,
-    aggregates,
-    missing_intervals,
-    normalised,
-)
+from jaxrl_atari.report.suites import GAME_COLUMNS, Suite, SuiteResults
 from jaxrl_atari.report.text import markdown_table, score_text
 from jaxrl_atari.runs.files import write_file, write_json
-from jaxrl_atari.suite.sweep import Sweep, value_text
+from jaxrl_atari.suite.sweep import SweepPlan
+from jaxrl_atari.suite.vary import value_text
 
 TABLE_COLUMNS = (
     "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
@@ -46,38 +40,41 @@ class SweepResults(NamedTuple):
     text: str  # the content of results.md
 
 
-def sweep_results(sweep_dir: Path, sweep: Sweep, suites: Mapping[str, SuiteResults]) -> SweepResults:
-    """The results of a sweep, from those of its suites; reads and writes nothing."""
+def sweep_results(sweep_dir: Path, plan: SweepPlan, suites: Mapping[str, SuiteResults]) -> SweepResults:
+    """Makes the results of a sweep from those of its suites; reads and writes nothing."""
     rows = []
-    for setting in sweep.settings:
+    for setting in plan.settings:
         for row in suites[setting.label].values["games"]:
             figures = {name: row[name] for name in TABLE_COLUMNS}
             rows.append({"game": row["game"], **setting.fields, **figures})
-    rows.sort(key=lambda row: sweep.games.index(row["game"]))  # the settings of a game below each other
-    header = ["game", *sweep.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
+    rows.sort(key=lambda row: plan.games.index(row["game"]))  # brings the settings of a game together
+    header = ["game", *plan.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
     header[header.index(GAME_COLUMNS["score"])] = "score"
     cells = [
         [
             row["game"],
-            *(value_text(row[name]) for name in sweep.vary),
+            *(value_text(row[name]) for name in plan.vary),
             *(row[name] if isinstance(row[name], str) else score_text(row[name]) for name in TABLE_COLUMNS),
         ]
         for row in rows
     ]
-    count = f"{counted(len(suites), 'setting')} of {', '.join(sweep.vary)}, {counted(len(sweep.games), 'game')}"
-    sessions = counted(sweep.config.sessions, "session")
+    count = f"{counted(len(suites), 'setting')} of {', '.join(plan.vary)}, {counted(len(plan.games), 'game')}"
+    sessions = counted(plan.config.sessions, "session")
     parts = [
-        f"# {sweep_dir.absolute().name}: {count}, {sessions} of {sweep.config.total_env_steps:,} env steps each",
+        f"# {sweep_dir.absolute().name}: {count}, {sessions} of {plan.config.total_env_steps:,} env steps each",
         markdown_table([header, *cells]),
         EXPLANATION,
     ]
-    if len(sweep.games) > 1:
+    if len(plan.games) > 1:
         parts += _aggregate_parts(suites)
-    return SweepResults(sweep_dir, sweep.vary, suites, rows, "\n\n".join(parts) + "\n")
+    return SweepResults(sweep_dir, plan.vary, suites, rows, "\n\n".join(parts) + "\n")
 
 
 def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
-    """The table of human-normalised figures over the games that are complete in every setting, if any are."""
+    """The table of human-normalised aggregates over the games that are complete in every setting.
+
+    Empty if there is no such game with a human score, or if the settings differ in their protocols.
+    """
     protocols = {found.values["protocol"] for found in suites.values()}
     scores = {label: found.values["scores"] for label, found in suites.items()}
     shared = sorted(set.intersection(*(set(games) for games in scores.values())))
@@ -95,27 +92,30 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
     return [table, *missing_intervals(found), INTERVALS]
 
 
-def save_sweep_results(found: SweepResults) -> None:
+def save_sweep_results(results: SweepResults) -> None:
     """Writes results.md, results.csv and results.json of a sweep."""
     values = {
-        "vary": found.vary,
-        "games": found.rows,
-        "settings": {label: suite.values for label, suite in found.suites.items()},
+        "vary": results.vary,
+        "games": results.rows,
+        "settings": {label: suite.values for label, suite in results.suites.items()},
     }
-    write_json(found.path / "results.json", values)
+    write_json(results.path / "results.json", values)
     file = io.StringIO()
-    writer = csv.DictWriter(file, ["game", *found.vary, *TABLE_COLUMNS], lineterminator="\n")
+    writer = csv.DictWriter(file, ["game", *results.vary, *TABLE_COLUMNS], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found.rows)
-    write_file(found.path / "results.csv", file.getvalue())
-    write_file(found.path / "results.md", found.text)
+    writer.writerows(results.rows)
+    write_file(results.path / "results.csv", file.getvalue())
+    write_file(results.path / "results.md", results.text)
 
 
 def draw_sweep(sweep_dir: Path, suites: Mapping[str, Suite]) -> list[Path]:
-    """Draws the learning curves of all settings, a panel for each game; returns the files, none without a run.
+    """Draws the learning curves of all settings, with a panel for each game.
 
     Args:
         suites: label of a setting -> its suite, in the order of the legend.
+
+    Returns:
+        The files; none before a session has a log point.
     """
     runs = [(label, run) for label, suite in suites.items() for run in suite.runs.values()]
     return plot_comparison(runs, sweep_dir / "graphs") if runs else []

@@ -1,14 +1,22 @@
-"""Trials: which of their sessions are left to train, on which devices, and by which launcher.
+"""Trials: which of their sessions are left to train, on which devices, and how they are trained there.
 
-A trial is one config in one directory, with the sessions 0, 1, ... A session that is left to train is a `Job`. The
-trials of suites and sweeps (`suite/`) become jobs, too. From the top down:
+A trial is one config in one directory, with the sessions 0, 1, ... A session that is left to train is a `Job`. A
+launcher trains jobs: one after the other, or several at a time in processes of their own. In reading order:
 
-    trial.py         run_training: trains a trial, for `python -m jaxrl_atari.train` and for scripts
-    slots.py         plan_slots: the devices of this machine, as slots; choose_launcher: the launcher for them
-    launch.py        the interface `Launcher`: train these jobs, and report each that ends. Its implementations:
-                       run_here, in this file: one job after the other, in this process
-      processes.py     run_processes: several jobs at a time, each in a process of its own
-      ray_tasks.py     run_on_ray: each job in a process of a Ray cluster
-    sessions.py      unfinished_jobs: the jobs of a trial; train_job: trains one, wherever its launcher has put it
-    ray_cluster.py   the Ray cluster of a suite or a search, and the share of a machine that each process gets
+    trial.py         run_training: a whole trial, for `python -m jaxrl_atari.train` and for scripts. It makes the
+                     jobs, plans the slots, chooses run_here or run_processes, and summarises the results
+    sessions.py      unfinished_jobs: makes the jobs of a trial; train_job: trains one with `session.run_session`,
+                     wherever its launcher has put it
+    slots.py         plan_slots: the devices of this machine on which jobs train in turn
+    launch.py        the interface `Launcher`, and the launcher run_here: one job after the other, in this process
+    processes.py     the launcher run_processes: each job in a process of its own, on a slot of this machine
+
+Suites and sweeps (`suite/`) make the jobs of many trials, for run_processes or for a Ray cluster:
+
+    ray_tasks.py     the launcher run_on_ray: each job in a process of the cluster
+
+The trials of a search (`search/`) are tasks of a Ray cluster, too. Suites and searches share:
+
+    ray_cluster.py   a Ray cluster: how a command connects to it, and how a task runs on it
+    resources.py     the share of a machine that each task gets
 """

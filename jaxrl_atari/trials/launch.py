@@ -6,7 +6,7 @@ There are three, with one interface (`Launcher`): `run_here` trains one job afte
 
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -28,7 +28,7 @@ class Job(NamedTuple):
     config: Config
     run_dir: Path
     session: int
-    description: dict[str, Any]  # config.json of the run, of the command's machine
+    description: dict[str, Any]  # content of the run's config.json, made on the command's machine
     number: int  # among all sessions of the trial, suite or sweep: chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What stands before the session's lines: `session 0`, in a suite `game Pong  session 0`."""
+        """The words before each of the session's lines: `session 0`, in a suite `game Pong  session 0`."""
         game = f"game {self.game}" if self.game else ""
         return "  ".join(filter(None, (game, self.setting, f"session {self.session}")))
 
@@ -46,26 +46,10 @@ class Job(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a job failed, in one line, and whether that is a `UserError`."""
+    """The failure of a job."""
 
-    reason: str
-    correctable: bool = False
-
-
-class Slot(NamedTuple):
-    """Devices of this machine for one job, or for several that share them."""
-
-    text: str
-    variables: Mapping[str, str]  # environment variables of its processes, besides those of this one
-
-
-def never() -> bool:
-    """The default of `stop_requested`: no stop request."""
-    return False
-
-
-def nothing() -> None:
-    """The default of `on_first_update`."""
+    reason: str  # one line
+    correctable: bool = False  # whether the user can correct it, as a `UserError`
 
 
 class Train(Protocol):
@@ -78,16 +62,12 @@ class Train(Protocol):
     """
 
     def __call__(
-        self,
-        job: Job,
-        *,
-        stop_requested: Callable[[], bool] = never,
-        on_first_update: Callable[[], object] = nothing,
+        self, job: Job, *, stop_requested: Callable[[], bool] = ..., on_first_update: Callable[[], object] = ...
     ) -> object: ...
 
 
 OnEnd = Callable[[Job, Failure | None], object]
-"""Called for each job that has ended by itself, with the reason if it failed."""
+"""Called for each job that has ended by itself, with its failure, if any."""
 
 
 class Launcher(Protocol):
@@ -99,14 +79,14 @@ class Launcher(Protocol):
         on_end: called in this process for each job that has ended by itself.
 
     Raises:
-        KeyboardInterrupt: a stop was requested, and every session that had begun has ended.
+        KeyboardInterrupt: a stop was requested, and every session that was training has ended.
     """
 
     def __call__(self, jobs: Sequence[Job], train: Train, on_end: OnEnd) -> None: ...
 
 
 def attempt(function: Callable[..., object], *arguments: Any, **options: Any) -> Failure | None:
-    """Calls a function and returns why it failed, if it did. The traceback of a bug is printed."""
+    """Calls a function and returns its failure, if it raises an error. The traceback of a bug is printed."""
     try:
         function(*arguments, **options)
     except Exception as error:
@@ -118,10 +98,10 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
 
 
 def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raises: bool = False) -> None:
-    """Trains sessions one after the other in this process; see `Launcher`.
+    """Trains jobs one after the other in this process; see `Launcher`.
 
     Args:
-        raises: the error of a session is raised instead of passed to `on_end`.
+        raises: whether the error of a job is raised. Otherwise, `on_end` gets it, and the next job is trained.
     """
     for job in jobs:
         failure = None

@@ -1,8 +1,8 @@
-"""The launcher of processes: each job has one of its own, several run at a time, each on a slot of the machine.
+"""The launcher of processes: each job has a process of its own, and several run at a time, each on a slot.
 
-`multiprocessing` starts a fresh interpreter for each job ("spawn") and passes the job on by pickle. Sessions
-ignore Ctrl-C; the parent passes each stop request on once, as SIGTERM. When the parent ends for any other reason
-than a second Ctrl-C, its sessions write their last checkpoints and end.
+`multiprocessing` starts a fresh interpreter for each job ("spawn") and passes the job on by pickle. The processes
+of sessions ignore Ctrl-C: their parent, which runs `run_processes`, passes each stop request on once, as SIGTERM.
+When the parent ends for any other reason than a second Ctrl-C, the sessions write their last checkpoints and end.
 """
 
 import contextlib
@@ -24,11 +24,14 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted
-from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Slot, Train, attempt
+from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train, attempt
+from jaxrl_atari.trials.slots import Slot
 
 KILLED = " (killed; does the machine have too little memory?)"
+"""Stands after the exit status of a process that was killed."""
+
 COMPILED = "compiled"
-"""What the process of a session sends after the first update. It also sends its `Failure`."""
+"""The message that the process of a session sends after the first update. Its other message is a `Failure`."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -42,8 +45,8 @@ def check_processes(train: Train) -> None:
     """Checks that this process can start processes that train.
 
     Raises:
-        UserError: it is the worker of a pool, another thread than the main one, or a script from standard input;
-            or what `train` holds, such as a writer, cannot be sent to another process.
+        UserError: this process is the worker of a pool, or runs a script from standard input; this is not the main
+            thread; or something in `train`, such as a writer, cannot be sent to another process.
     """
     why = "sessions that run side by side, or use one of several GPUs, are processes of their own"
     if multiprocessing.current_process().daemon:
@@ -74,21 +77,23 @@ def check_processes(train: Train) -> None:
 def run_processes(
     jobs: Sequence[Job], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
 ) -> None:
-    """Trains each job in a process of its own, on the least busy slot; of several, on slot `number % len(slots)`.
+    """Trains each job in a process of its own, on the least busy slot.
 
-    Where several sessions run the same compiled programs, the first one compiles them while the others wait; these
-    read them from the cache of compiled programs. Output is printed line by line after the session's name; a
-    process that is alone has the terminal.
+    Of several slots that are equally busy, a job gets slot `job.number % len(slots)` if it is one of them.
+
+    Where several sessions run the same compiled programs, the first one compiles them while the others wait. The
+    others then read them from the cache of compiled programs. The output of a process is printed line by line
+    after the name of its session; if `parallel` is 1, the process writes to the terminal itself.
 
     Args:
         jobs, train, on_end: see `Launcher`. `train` must be picklable.
         slots: the devices.
-        parallel: processes at a time. At most `ceil(parallel / len(slots))` share a slot.
+        parallel: number of processes at a time. At most `ceil(parallel / len(slots))` share a slot.
 
     Raises:
         ValueError: called outside the main thread, where Python sets no signal handlers.
         KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills
-            them.
+            the processes.
     """
     processes = _Processes(jobs, train, slots, parallel)
     stopping = False
@@ -108,7 +113,7 @@ def run_processes(
         except KeyboardInterrupt:
             processes.kill()
             raise
-        except Exception:  # of `on_end`, for example: the others save their last checkpoints first
+        except Exception:  # for example from `on_end`; first, the sessions write their last checkpoints
             processes.stop()
             while processes.running:
                 time.sleep(POLL_SECONDS)
@@ -119,7 +124,7 @@ def run_processes(
 
 
 class _Processes:
-    """The jobs of `run_processes`: those that wait for a process, and those that have one."""
+    """The jobs of `run_processes`: those that wait for a process, and those that train in one."""
 
     def __init__(self, jobs: Sequence[Job], train: Train, slots: Sequence[Slot], parallel: int):
         self.waiting = list(jobs)
@@ -127,44 +132,44 @@ class _Processes:
         self._train = train
         self._slots = slots
         self._parallel = parallel
-        self._compiled: set[int] = set()  # programs that a session has compiled
+        self._compiled: set[int] = set()  # `Job.program` of the programs that a session has compiled
 
     def start_next(self) -> bool:
         """Starts the first job whose programs no other session is compiling, if there is room for a process.
 
         Returns:
-            Whether one was started.
+            Whether a job was started.
         """
         compiling = {child.job.program for child in self.running} - self._compiled
         job = next((job for job in self.waiting if job.program not in compiling), None)
         if job is None or len(self.running) == self._parallel:
             return False
         self.waiting.remove(job)
-        number = self._least_busy_slot(job)
-        slot = self._slots[number]
+        index = self._least_busy_slot(job)
+        slot = self._slots[index]
         job.say(slot.text)
         followers = sum(job.program == other.program for other in self.waiting)
         if self._parallel > 1 and followers and job.program not in self._compiled:
             same = counted(followers, "session")
             job.say(f"compiles first; {same} with the same programs will read them")
-        self.running.append(_Child(job, number, self._train, slot.variables, captured=self._parallel > 1))
+        self.running.append(_Child(job, index, self._train, slot.variables, captured=self._parallel > 1))
         return True
 
     def _least_busy_slot(self, job: Job) -> int:
-        """The number of the slot on which the fewest sessions train; of several, the job's own."""
+        """The index of the slot on which the fewest sessions train; see `run_processes`."""
         busy = Counter(child.slot for child in self.running)
         own = job.number % len(self._slots)
-        return min(range(len(self._slots)), key=lambda number: (busy[number], number != own))
+        return min(range(len(self._slots)), key=lambda index: (busy[index], index != own))
 
     def read(self) -> list["_Child"]:
-        """Reads what all processes have said, and returns those that have ended, which run no longer."""
+        """Reads the output and messages of all processes, and returns the processes that have ended."""
         ended = [child for child in self.running if child.read()]
         self._compiled |= {child.job.program for child in self.running if child.has_compiled}
         self.running = [child for child in self.running if child not in ended]
         return ended
 
     def stop(self) -> None:
-        """Asks each process to stop, and starts no other."""
+        """Asks each process to stop. No other process is started."""
         self.waiting.clear()
         for child in self.running:
             child.process.terminate()
@@ -176,12 +181,12 @@ class _Processes:
 
 
 class _Child:
-    """The process of a session, with what it has printed and sent.
+    """The process of a session, with its output and messages.
 
     Args:
-        slot: number of its slot.
-        variables: environment variables of its slot.
-        captured: its output is read here, not printed by itself.
+        slot: index of its slot.
+        variables: environment variables of the slot.
+        captured: whether its output is read here. Otherwise, the process prints it itself.
     """
 
     def __init__(self, job: Job, slot: int, train: Train, variables: Mapping[str, str], captured: bool):
@@ -189,22 +194,22 @@ class _Child:
         self.slot = slot
         self.failure: Failure | None = None
         self.has_compiled = False
-        self.line = b""  # the beginning of a line
+        self._line = b""  # the beginning of a line whose end has not been read yet
         self._messages, write_messages = _SPAWN.Pipe(duplex=False)
         self._output, write_output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
-        # Kept open here, too: without a writer, `poll` would announce an end of file.
+        # The ends for writing stay open here too: without a writer, `poll` would announce an end of file.
         self._kept_open = write_messages, write_output
         arguments = (train, job, variables, write_messages, write_output)
         self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {job.session}", daemon=True)
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as the process inherits it
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process inherits it
         try:
             self.process.start()
         finally:
             signal.signal(signal.SIGINT, before)
 
     def read(self) -> bool:
-        """Prints what the process has printed, receives what it has sent, and returns whether it has ended."""
-        has_ended = self.process.exitcode is not None  # asked before reading: whatever it has said is there
+        """Prints the output of the process, receives its messages, and returns whether it has ended."""
+        has_ended = self.process.exitcode is not None  # asked first: then the rest of its output is there
         while self._messages.poll():
             message = self._messages.recv()
             if isinstance(message, Failure):
@@ -213,15 +218,15 @@ class _Child:
                 self.has_compiled = True
         output = self._output
         while output is not None and output.poll():
-            *lines, self.line = (self.line + os.read(output.fileno(), 1 << 16)).split(b"\n")
+            *lines, self._line = (self._line + os.read(output.fileno(), 1 << 16)).split(b"\n")
             for line in lines:
                 self.job.say(line.decode(errors="replace"))
-        if has_ended and self.line:  # cut short by the end of the process
-            self.job.say(self.line.decode(errors="replace"))
+        if has_ended and self._line:  # cut short by the end of the process
+            self.job.say(self._line.decode(errors="replace"))
         return has_ended
 
     def failure_at_end(self, stopping: bool) -> Failure | None:
-        """Why the process failed; None if it did not.
+        """The failure of a process that has ended; None if it did not fail.
 
         Args:
             stopping: whether a stop was requested. Then a status other than 0 is expected.
@@ -235,13 +240,14 @@ class _Child:
 def _run(
     train: Train, job: Job, variables: Mapping[str, str], messages: Connection, output: Connection | None
 ) -> None:
-    """What the process of a session does. JAX has been imported, but has not started."""
+    """Trains a job in its process. JAX has been imported, but has not started."""
     os.environ.update(variables)
     if output is not None:
-        for number in (1, 2):
-            os.dup2(output.fileno(), number)
-        # New streams: those of before may be buffered in blocks, as for a file.
-        sys.stdout, sys.stderr = (open(number, "w", buffering=1, encoding="utf-8") for number in (1, 2))  # noqa: SIM115
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        # New streams, because the former ones may be buffered in blocks, as for a file.
+        sys.stdout = open(1, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -250,7 +256,7 @@ def _run(
         os.kill(os.getpid(), signal.SIGTERM)
 
     def send(message: Failure | str) -> None:
-        with contextlib.suppress(OSError):  # the parent has ended; the last checkpoint is still to be written
+        with contextlib.suppress(OSError):  # the parent has ended, and the last checkpoint is still to be written
             messages.send(message)
 
     def main() -> None:

@@ -1,7 +1,8 @@
-"""The sessions of a suite on a Ray cluster: a task of Ray for each, in a process of its own.
+"""The launcher of a Ray cluster, for suites: each job is a task of Ray, in a process of its own.
 
-While they train, SUITE_DIR/ray/ has a file for each session that has begun and, once a stop is requested, the file
-`stop`: the processes may be on other machines, which share the directory.
+The processes may be on other machines, which share the directory of the suite. They and the command therefore
+leave notes for each other in SUITE_DIR/ray/: a file for each job whose process has started and, once a stop is
+requested, the file `stop`.
 """
 
 import os
@@ -25,12 +26,11 @@ from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEn
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,
     SECONDS_BETWEEN_NEWS,
-    Ended,
-    MachineShare,
-    ResourcesConfig,
+    TaskEnd,
     connected,
     run_in_worker,
 )
+from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig
 
 
 def run_on_ray(
@@ -43,28 +43,32 @@ def run_on_ray(
     devices: DevicesConfig,
     resources: ResourcesConfig,
 ) -> None:
-    """Trains sessions on a Ray cluster, as many at a time as there is room for.
+    """Trains jobs on a Ray cluster, as many at a time as there is room for.
 
     The output of a session goes to output.txt in its directory.
 
     Args:
-        jobs, train, on_end: see `Launcher`. `train` can be imported, or is a `functools.partial` of what can.
+        jobs, train, on_end: see `Launcher`. `train` is a function that can be imported, or a `functools.partial`
+            of one.
         directory: directory of the suite, which the machines share.
         address: address of the cluster.
         devices: devices of the config.
         resources: resources of each session.
 
     Raises:
-        UserError: the cluster cannot be used, or a session needs more than a machine has.
+        UserError: the cluster cannot be used, or a session needs more than any machine has.
         KeyboardInterrupt: a stop was requested and passed on, and every running session has ended. A second Ctrl-C
-            kills them.
+            kills the sessions.
     """
-    code = code_to_send()  # first of all, because the user may edit or move the file
+    code = code_to_send()  # first of all, because the user may edit or move these files
     notes = directory.absolute() / "ray"
     shutil.rmtree(notes, ignore_errors=True)  # left by a process that was killed
     notes.mkdir()
     try:
-        with connected(address, devices, resources) as share, StopRequest(quick=False, answer=STOPPING) as stop:
+        with (
+            connected(address, devices, resources, "session") as share,
+            StopRequest(quick=False, answer=STOPPING) as stop,  # last: Ray handles SIGTERM too
+        ):
             tasks = _Tasks(jobs, train, share, notes, code)
             stopping = False
             said = time.monotonic()
@@ -78,11 +82,11 @@ def run_on_ray(
                         said = time.monotonic()
                         tasks.say_progress()
                     for job, end in ended:
-                        # After a stop request, a failure may be the signal's, which a cluster sends to all
+                        # After a stop request, a failure may be that of a signal, which a cluster sends to all
                         # processes.
                         if end.by_itself and not (stopping and end.failure):
                             on_end(job, end.failure)
-            except Exception:  # of `on_end`, for example: the others save their last checkpoints first
+            except Exception:  # for example from `on_end`; first, the sessions write their last checkpoints
                 tasks.stop()
                 while tasks.waiting or tasks.running:
                     tasks.wait()
@@ -97,74 +101,76 @@ class _Tasks:
     """The jobs of `run_on_ray` as tasks of Ray: those that wait for room on the cluster, and those that train.
 
     Args:
-        share: the share of a machine that each gets.
+        share: the share of a machine that each task gets.
         notes: the folder SUITE_DIR/ray.
-        code: the modules and files that each imports first.
+        code: the modules and files that each task imports first.
     """
 
     def __init__(self, jobs: Sequence[Job], train: Train, share: MachineShare, notes: Path, code: Sequence[Code]):
         task = ray.remote(num_gpus=share.gpu, num_cpus=share.cpu, max_calls=1, max_retries=0)(_train_in_task)
-        self.waiting = {task.remote(code, _packed(train, job), share, notes): job for job in jobs}
+        self.waiting = {task.remote(code, _pack(train, job), share, notes): job for job in jobs}
         self.running: dict[ray.ObjectRef, Job] = {}
         self._notes = notes
 
-    def wait(self) -> list[tuple[Job, Ended]]:
-        """Waits `POLL_SECONDS`, says which jobs have begun, and returns those that have ended, and how."""
+    def wait(self) -> list[tuple[Job, TaskEnd]]:
+        """Waits `POLL_SECONDS`, says which jobs have started, and returns those that have ended, and how."""
         tasks = [*self.running, *self.waiting]
         ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=POLL_SECONDS)
-        begun = {path.name for path in self._notes.iterdir()}
+        notes = {path.name for path in self._notes.iterdir()}
         for task, job in list(self.waiting.items()):
-            has_begun = str(job.number) in begun
-            if has_begun:
+            is_started = str(job.number) in notes
+            if is_started:
                 output = session_path(job.run_dir, job.session) / OUTPUT_FILE
                 job.say(f"starts; its output is in {output}")
-            if has_begun or task in ended:
+            if is_started or task in ended:
                 self.running[task] = self.waiting.pop(task)
         return [(self.running.pop(task), _end_of(task)) for task in ended]
 
     def say_progress(self) -> None:
-        """Says how far each running session has come."""
+        """Prints how far each running session is."""
         for job in self.running.values():
             steps = checkpoint_steps(session_path(job.run_dir, job.session))
             job.say(f"at {max(steps, default=0):,} env steps")
 
     def stop(self) -> None:
-        """Asks each running session to stop, and starts no other."""
+        """Asks each running session to stop. No other session is started."""
         (self._notes / "stop").touch()
         for task in self.waiting:
             ray.cancel(task)
 
 
-class Packed(NamedTuple):
-    """A session as it is sent to its process."""
+class PackedJob(NamedTuple):
+    """A job as it is sent to its process."""
 
-    number: int  # see `Job`
-    folder: Path  # absolute: the process has another working directory
+    number: int  # `Job.number`
+    folder: Path  # the session's directory, absolute, because the process has another working directory
     pickled: bytes  # `train` and the job, which may be of classes that the user's own code defines
 
 
-def _packed(train: Train, job: Job) -> Packed:
+def _pack(train: Train, job: Job) -> PackedJob:
+    """Packs a job, with the function that trains it."""
     absolute = job._replace(run_dir=job.run_dir.absolute())
-    return Packed(job.number, session_path(absolute.run_dir, job.session), pickle.dumps((train, absolute)))
+    return PackedJob(job.number, session_path(absolute.run_dir, job.session), pickle.dumps((train, absolute)))
 
 
-def _end_of(task: ray.ObjectRef) -> Ended:
+def _end_of(task: ray.ObjectRef) -> TaskEnd:
     """How a task has ended."""
     try:
         return ray.get(task)
     except TaskCancelledError:
-        return Ended(False)
-    except RayTaskError as error:  # before it trained: its folder cannot be made
-        return Ended(True, Failure(reason(error.cause)))
+        return TaskEnd(False)
+    except RayTaskError as error:  # before it trained, for example because a note cannot be written
+        return TaskEnd(True, Failure(reason(error.cause)))
     except RayError:
-        return Ended(True, Failure(KILLED))
+        return TaskEnd(True, Failure(KILLED))
 
 
-def _train_in_task(code: Sequence[Code], packed: Packed, share: MachineShare, notes: Path) -> Ended:
-    """Trains a session in its process: in a thread, which receives no signals.
+def _train_in_task(code: Sequence[Code], packed: PackedJob, share: MachineShare, notes: Path) -> TaskEnd:
+    """Trains a job in its process, in a thread, which receives no signals.
 
     Args:
-        code: what the user has named with --import. It is imported before the session is unpacked.
+        code: the modules and files that the user has named with --import. They are imported before the job is
+            unpacked.
     """
     (notes / str(packed.number)).write_text(str(os.getpid()))
     stop_requested = (notes / "stop").exists

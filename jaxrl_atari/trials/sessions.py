@@ -1,4 +1,4 @@
-"""The sessions of a trial: a `Job` for each one that is left to train, and how a job is trained."""
+"""The sessions of a trial: `unfinished_jobs` makes a job of each that is left to train; `train_job` trains one."""
 
 import contextlib
 import json
@@ -16,21 +16,21 @@ from jaxrl_atari.runs.run_dir import describe, keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.traced_options import TRACED_OPTIONS
-from jaxrl_atari.trials.launch import Job, never, nothing
+from jaxrl_atari.trials.launch import Job
 
 Stop = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
 
 
 def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Job]:
-    """The sessions of a trial that have not trained to their end.
+    """Makes a job of each session of a trial that has not trained to its end.
 
     Args:
         config: config of the trial.
-        run_dir: its run directory.
-        first: number of the trial's first session in its suite.
-        game: its game in a suite.
-        setting: its setting in a sweep.
+        run_dir: run directory of the trial.
+        first: `Job.number` of the trial's session 0.
+        game: game of the trial, in a suite.
+        setting: setting of the trial, in a sweep.
     """
     description = describe(config, run_dir)
     program = program_number(config)
@@ -42,7 +42,7 @@ def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "
 
 
 def program_number(config: Config) -> int:
-    """A number for the compiled programs of a config: equal for configs that differ in a learning rate, say."""
+    """A number that configs share if they run the same compiled programs, whatever their learning rates are."""
     values = config.to_dict()
     for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
         del values[name]
@@ -57,18 +57,19 @@ def train_job(
     writers: Sequence[Writer] = (),
     close_writers: bool = False,
     stop: Stop | None = None,
-    stop_requested: Callable[[], bool] = never,
-    on_first_update: Callable[[], object] = nothing,
+    stop_requested: Callable[[], bool] = lambda: False,
+    on_first_update: Callable[[], object] = lambda: None,
 ) -> None:
     """Trains the session of a job, from its newest checkpoint if it has one.
 
-    config.json of the run is written after the first update.
+    After its first update, it writes the run's config.json and keeps the user's own code in the run directory.
 
     Args:
         writers: receive the log points, with `session` and `seed` in each row.
-        close_writers: close them at the end. A process of the session's own has copies, which nobody else closes.
+        close_writers: whether the writers are closed at the end. A process of the session's own has copies, which
+            nobody else closes.
         stop: ends the session early; see `run_training`.
-        stop_requested: another way to stop it than a signal.
+        stop_requested: stops the session besides signals.
         on_first_update: called after the first update.
 
     Raises:
@@ -82,10 +83,10 @@ def train_job(
             for writer in writers:
                 exits.callback(writer.close)
         quick = not config.devices.distributed
-        requested = exits.enter_context(StopRequest(f"session {job.session}", quick))
+        signals = exits.enter_context(StopRequest(f"session {job.session}", quick))
 
-        def began() -> None:
-            requested.training = True
+        def after_first_update() -> None:
+            signals.training = True
             if distributed.is_leader():
                 write_json(job.run_dir / CONFIG_FILE, job.description)
                 for line in keep_code(job.run_dir):
@@ -98,14 +99,14 @@ def train_job(
             job.session,
             resume=True,
             writers=[SessionWriter(each, job.session, config.seed + job.session) for each in (*writers, rule)],
-            on_first_update=began,
-            stop_requested=lambda: requested.requested or stop_requested(),
+            on_first_update=after_first_update,
+            stop_requested=lambda: signals.requested or stop_requested(),
             ends_early=rule.ends_session if rule.can_end_it else None,
         )
 
 
 class SessionWriter(Writer):
-    """Passes what a session writes on to a caller's writer, with `session` and `seed` in each row."""
+    """Passes the log points of a session on to a caller's writer, with `session` and `seed` in each row."""
 
     def __init__(self, writer: Writer, session: int, seed: int):
         self._writer = writer
@@ -125,15 +126,15 @@ class SessionWriter(Writer):
 
 
 class StopRule(Writer):
-    """Asks the caller's `stop` about each log point, until its result is true: then the session is to end early.
+    """Calls the caller's `stop` with each log point. Once its result is true, the session is to end early.
 
-    An unknown number is NaN in the row that it is asked about, so that comparisons are false.
+    In the row that `stop` gets, an unknown number is NaN, so that comparisons are false.
 
     Args:
         stop: see `run_training`.
         config: config of the trial.
-        session_dir: directory of the session. If the session met the rule before, it is to end at once: its last
-            evaluation was interrupted.
+        session_dir: directory of the session. If its stopped.json says that the session has met the rule, but was
+            interrupted in its last evaluation, the session is to end at once.
     """
 
     def __init__(self, stop: Stop | None, config: Config, session_dir: Path):
@@ -145,7 +146,7 @@ class StopRule(Writer):
 
     @property
     def can_end_it(self) -> bool:
-        """Whether there is a rule, or one was met before."""
+        """Whether there is a rule, or the session has met one before it was resumed."""
         return self._stop is not None or self._end is not None
 
     def write(self, row: Row) -> None:
@@ -157,10 +158,10 @@ class StopRule(Writer):
             self._end = {"env_steps": row["env_steps"], "reason": reason}
 
     def ends_session(self) -> bool:
-        """Whether the session is to end. Asked while its budget lasts; writes stopped.json the first time.
+        """Whether the session is to end, asked while the budget lasts. If so, it writes stopped.json once.
 
-        That is before the last checkpoint, without which the file does not count, and before the last evaluation,
-        during which the session may be stopped or killed.
+        The file is written before the last checkpoint, without which it does not count, and before the last
+        evaluation, during which the session may be stopped or killed.
         """
         if self._end is None:
             return False

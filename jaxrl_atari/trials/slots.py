@@ -1,8 +1,7 @@
-"""Slots: the devices on which sessions train on this machine, in turn, and the launcher that suits them."""
+"""Slots: the devices of this machine on which sessions train, in turn."""
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig
@@ -12,21 +11,27 @@ from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.option_forms import gpu_index
-from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.trials.launch import Job, Launcher, Slot, Train, run_here
-from jaxrl_atari.trials.processes import run_processes
-from jaxrl_atari.trials.sessions import Stop, train_job
+
+
+class Slot(NamedTuple):
+    """Devices for one session, or for several that share them."""
+
+    text: str  # where a session trains, and why there
+    variables: Mapping[str, str]  # added to the environment of the processes that train there
 
 
 class SlotPlan(NamedTuple):
-    """The devices that sessions take in turn, and how many of them train at a time."""
+    """The slots that sessions take in turn."""
 
     slots: list[Slot]
-    parallel: int
+    parallel: int  # number of sessions that train at a time
 
     @property
     def needs_processes(self) -> bool:
-        """Whether sessions run side by side, or see one of several GPUs: then each has a process of its own."""
+        """Whether each session needs a process of its own.
+
+        It does where sessions run side by side, and where a session may see only some of the GPUs.
+        """
         return self.parallel > 1 or bool(self.slots[0].variables)
 
 
@@ -35,16 +40,16 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
 
     Args:
         sessions: number of sessions in the trial or suite.
-        waiting: sessions that remain to be trained. None: all.
+        waiting: number of sessions that remain to be trained. None: all.
 
     Raises:
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
-    blocks: list[tuple[tuple[int, ...], str]] = []
+    blocks: list[tuple[tuple[int, ...], str]] = []  # GPUs that a session takes, and why
     for number in range(sessions):
         block = session_gpus(config.devices, number)
-        if block in blocks:  # they come again in the same order
+        if block in blocks:  # from here on, the blocks come again in the same order
             break
         blocks.append(block)
     parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
@@ -57,11 +62,11 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
 
 
 def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int) -> Slot:
-    """The slot of a block of GPUs, or of the CPU.
+    """Makes the slot of a block of GPUs, or of the CPU.
 
     Args:
-        indices: the GPUs of the block among the visible ones; empty for the CPU.
-        why: why these were chosen.
+        indices: the GPUs of the block, as indices of the visible ones; empty for the CPU.
+        why: why these devices were chosen.
         sharing: number of sessions that train there at a time.
     """
     if not indices:
@@ -80,25 +85,3 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
         where += f", {fraction:.0%} of its memory"
         variables[FRACTION] = str(fraction)
     return Slot(f"on {where} ({why})", variables)
-
-
-def choose_launcher(
-    jobs: Sequence[Job], writers: Sequence[Writer] = (), stop: Stop | None = None
-) -> tuple[Launcher, Train]:
-    """Chooses the launcher of sessions on this machine, and the function that trains each of them.
-
-    The sessions of a suite have processes of their own. In this process, the only session of a trial raises its
-    error, and so does any session with `devices.distributed`: a follower cannot see that the leader's session
-    failed, and would wait for it.
-
-    Args:
-        jobs: at least one.
-        writers, stop: see `trial.run_training`.
-    """
-    config = jobs[0].config
-    plan = plan_slots(config, 1 + max(job.number for job in jobs), len(jobs))
-    if jobs[0].game or plan.needs_processes:
-        launch = partial(run_processes, slots=plan.slots, parallel=plan.parallel)
-        return launch, partial(train_job, writers=writers, close_writers=True, stop=stop)
-    alone = config.sessions == 1 or config.devices.distributed
-    return partial(run_here, raises=alone), partial(train_job, writers=writers, stop=stop)

@@ -30,10 +30,10 @@ from jaxrl_atari.runs.run_dir import (
 )
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import check_names_and_minibatches
-from jaxrl_atari.trials.launch import Failure, Job
-from jaxrl_atari.trials.processes import check_processes, in_session_process
+from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
+from jaxrl_atari.trials.processes import check_processes, in_session_process, run_processes
 from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs
-from jaxrl_atari.trials.slots import choose_launcher, plan_slots
+from jaxrl_atari.trials.slots import plan_slots
 
 
 class TrainingResult(NamedTuple):
@@ -59,10 +59,11 @@ def run_training(
         writers: receive the log points of each session, besides the writers of `config.log`. Each row has
             `session` and `seed`. They are not closed. Sessions that have processes of their own get copies, by
             pickle, which are closed at the session's end.
-        stop: called with each log point of a session, a row as a writer receives it. If its result is true, the
-            session ends as if its budget were spent, and trial.json says so under `stopped`; a text is the reason
-            given there. `stop=lambda row: row["return_mean"] > 400`. Before the first finished game, `return_mean`
-            is NaN. It must be a function of a module where sessions have processes of their own.
+        stop: called with each log point of a session, which is a row as a writer receives it; for example
+            `lambda row: row["return_mean"] > 400`. Once its result is true, the session ends as if its budget
+            were spent, and trial.json says so under `stopped`. A result that is a text is the reason given there.
+            Before the first finished game, `return_mean` is NaN. Where sessions have processes of their own,
+            `stop` must be a function of a module.
 
     Returns:
         The run directory and the summary, which are complete even where trial.json could not be written.
@@ -71,8 +72,10 @@ def run_training(
         UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a
             lowered budget; sessions need processes of their own, which this process cannot start; no session
             could begin; the only session failed for a reason that the user can correct.
-        SessionsFailed: sessions failed otherwise. What they wrote is kept, and the others have finished.
+        SessionsFailed: sessions failed otherwise. What they wrote is kept, and those that did not fail have
+            finished.
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
+        Exception: of any other class: a bug, in the only session of a trial that trains in this process.
     """
     if in_session_process():
         raise UserError(
@@ -112,9 +115,9 @@ def run_training(
         removed_if_refused(run_dir, before is None, was_there),
         _summary_if_stopped(run_dir),
     ):
-        jobs = _begin(config, before, run_dir)
+        jobs = _jobs_of_run(config, before, run_dir)
         if jobs:
-            launch, train = choose_launcher(jobs, writers, stop)
+            launch, train = _choose_launcher(config, jobs, writers, stop)
             launch(jobs, train, on_end)
     was_refused = not has_session(run_dir)  # and so was every other session
     for failure in failures.values():
@@ -149,21 +152,10 @@ def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
 
 
 def _follow(config: Config, run_dir: Path, stop: Stop | None) -> None:
-    """Trains in a follower of `devices.distributed`: with the leader, and without writing."""
+    """Trains in a follower of `devices.distributed`: together with the leader, which alone writes files."""
     for job in unfinished_jobs(config, run_dir):
         train_job(job, stop=stop)
     distributed.wait_for_all()
-
-
-def _raise_failures(config: Config, run_dir: Path, failures: Mapping[int, Failure]) -> None:
-    """Raises `SessionsFailed` if a session has failed."""
-    if not failures:
-        return
-    reasons = "; ".join(f"session {session}: {failure.reason}" for session, failure in failures.items())
-    raise SessionsFailed(
-        f"{len(failures)} of {config.sessions} sessions failed ({reasons});"
-        f" {resume_command('train', run_dir)} runs what is missing"
-    )
 
 
 @contextlib.contextmanager
@@ -177,17 +169,16 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
 
-def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
-    """Writes config.json, and prints which options have changed and which sessions are finished.
+def _jobs_of_run(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
+    """Makes the jobs of the sessions that are not finished.
+
+    It writes config.json of a new run, and prints which options have changed and which sessions are finished.
 
     Args:
         before: config of the run that is resumed; None for a new run.
-
-    Returns:
-        The sessions that are not finished.
     """
     jobs = unfinished_jobs(config, run_dir)
-    if before and not jobs:  # keep the config it was trained with
+    if before and not jobs:  # keep the config that the run was trained with
         kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
         wanted = config
         config = dataclasses.replace(before, **kept)
@@ -201,11 +192,27 @@ def _begin(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
     return jobs
 
 
+def _choose_launcher(
+    config: Config, jobs: Sequence[Job], writers: Sequence[Writer], stop: Stop | None
+) -> tuple[Launcher, Train]:
+    """Chooses the launcher of a trial's jobs, and the function with which it trains each of them.
+
+    In this process, the only session of a trial raises its error as it is. With `devices.distributed` every
+    session does: a follower cannot see that the leader's session has failed, and would wait for it.
+    """
+    plan = plan_slots(config, config.sessions, len(jobs))
+    if plan.needs_processes:
+        launch = partial(run_processes, slots=plan.slots, parallel=plan.parallel)
+        return launch, partial(train_job, writers=writers, close_writers=True, stop=stop)
+    raises = config.sessions == 1 or config.devices.distributed
+    return partial(run_here, raises=raises), partial(train_job, writers=writers, stop=stop)
+
+
 def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
     """Prints the summary of a trial, then saves it and writes the report. Empty if no session has a log point.
 
     Args:
-        failed: whether a session has failed. Otherwise, a trial without a log point is an error.
+        failed: whether a session has failed. If none has, a trial without a log point is an error.
     """
     try:
         summary = trial_summary(read_run(run_dir))
@@ -226,3 +233,14 @@ def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
         write_json(run_dir / TRIAL_FILE, summary)
     except OSError as error:
         say(f"trial.json is not saved: {reason(error)}; {resume_command('train', run_dir)} tries again")
+
+
+def _raise_failures(config: Config, run_dir: Path, failures: Mapping[int, Failure]) -> None:
+    """Raises `SessionsFailed` if a session has failed."""
+    if not failures:
+        return
+    reasons = "; ".join(f"session {session}: {failure.reason}" for session, failure in failures.items())
+    raise SessionsFailed(
+        f"{len(failures)} of {config.sessions} sessions failed ({reasons});"
+        f" {resume_command('train', run_dir)} runs what is missing"
+    )

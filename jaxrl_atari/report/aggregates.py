@@ -1,0 +1,92 @@
+"""Aggregates over the games of suites: normalised scores, aggregates as tables, and files with scores for rliable.
+
+The aggregates themselves are those of `statistics.aggregate`.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_atari.envs.games import game_under
+from jaxrl_atari.report.metrics import human_normalised, reference_normalised
+from jaxrl_atari.report.statistics import STATISTICS, Scores, aggregate
+from jaxrl_atari.report.text import score_text
+from jaxrl_atari.runs.files import write_file
+
+NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
+"""Name of a normalisation -> its function of scores and a game."""
+
+
+def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
+    """Normalises scores in each way: normalisation -> game -> normalised scores.
+
+    A game that lacks the reference scores of a normalisation is left out there.
+    """
+    kinds = {}
+    for kind, normalise in NORMALISATIONS.items():
+        values = {game: normalise(np.array(scores[game]), game_under(game, protocol)) for game in scores}
+        kinds[kind] = {game: value for game, value in values.items() if value is not None}
+    return kinds
+
+
+def aggregates(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+    """Aggregates scores that are given by a name, such as that of a suite. A name without a game is left out."""
+    return {name: aggregate(games) for name, games in scores.items() if games}
+
+
+def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -> dict[str, list[str]]:
+    """Writes scores_human_normalised.npz and scores_ratio.npz for rliable.
+
+    rliable takes `dict(numpy.load(FILE))`: name of a suite -> scores `[sessions, games]`.
+
+    Args:
+        suites: name -> result of `normalised`. All have the same games.
+
+    Returns:
+        Normalisation -> games, in the order of the columns.
+    """
+    columns = {}
+    first = next(iter(suites.values()))
+    for kind in NORMALISATIONS:
+        columns[kind] = sorted(first[kind])
+        arrays: dict[str, Any] = {}
+        for name, scores in suites.items():
+            arrays[name] = np.array([scores[kind][game] for game in columns[kind]]).T
+        content = io.BytesIO()
+        np.savez(content, **arrays)
+        write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
+    return columns
+
+
+def estimate_text(value: float, interval: Sequence[float] | None) -> str:
+    """A statistic and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
+    bounds = "-" if interval is None else " to ".join(map(score_text, interval))
+    return f"{score_text(value)} ({bounds})"
+
+
+def aggregate_rows(aggregated: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
+    """The table of `aggregates`: a header, which starts with `heading`, and a row for each name."""
+    rows = [[heading, "games", *(statistic.title for statistic in STATISTICS.values())]]
+    for name, values in aggregated.items():
+        cells = [estimate_text(values[key], values[f"{key}_interval"]) for key in STATISTICS]
+        rows.append([name, str(values["games"]), *cells])
+    return rows
+
+
+def missing_intervals(aggregated: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why statistics of `aggregates` lack intervals: a line for each reason, with the titles of its statistics."""
+    lacking: dict[str, list[str]] = {}  # reason -> titles
+    for name, values in aggregated.items():
+        for key, statistic in STATISTICS.items():
+            reason = values[f"{key}_why_none"]
+            if reason:
+                lacking.setdefault(reason, []).append(f"{statistic.title} ({name})")
+    lines = []
+    for reason, titles in lacking.items():
+        all_lack_it = len(titles) == len(aggregated) * len(STATISTICS)
+        what = "No intervals" if all_lack_it else f"No interval of the {', '.join(titles)}"
+        lines.append(f"{what}: {reason}.")
+    return lines

@@ -1,0 +1,77 @@
+"""Comparison of suites: statistics over the games that are complete in all of them, as text, JSON and graphs."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.report.aggregates import (
+    aggregate_rows,
+    aggregates,
+    estimate_text,
+    missing_intervals,
+    normalised,
+    write_rliable,
+)
+from jaxrl_atari.report.graphs import plot_profiles
+from jaxrl_atari.report.statistics import INTERVALS, probability_of_improvement
+from jaxrl_atari.report.suites import Suite
+from jaxrl_atari.report.text import markdown_table
+from jaxrl_atari.runs.files import write_file, write_json
+
+
+class Comparison(NamedTuple):
+    """A comparison of suites over the games that are complete in all of them."""
+
+    scores: dict[str, dict[str, dict[str, np.ndarray]]]  # name of a suite -> result of `normalised`
+    aggregates: dict[str, dict[str, dict[str, Any]]]  # name of a suite -> result of `aggregates`
+    values: dict[str, Any]  # the content of comparison.json
+    text: str  # the content of comparison.md
+
+
+def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
+    """Compares suites, which are given by their names; writes nothing.
+
+    Raises:
+        UserError: the suites have no complete game in common, differ in protocol, or lack reference scores.
+    """
+    first, *others = suites
+    where = " and ".join(str(suite.path) for suite in suites.values())
+    protocol, *more = sorted({suite.config.env.resolved_protocol for suite in suites.values()})
+    if more:
+        raise UserError(f"{where}: not compared: {protocol} and {more[0]} are different protocols")
+    raw = {name: suite.scores() for name, suite in suites.items()}
+    shared = sorted(set.intersection(*map(set, raw.values())))
+    scores = {name: normalised({game: games[game] for game in shared}, protocol) for name, games in raw.items()}
+    described = {name: aggregates(kinds) for name, kinds in scores.items()}
+    if not described[first]:
+        raise UserError(
+            f"{where}: no game that is complete in every suite has a score to compare with; wait for one"
+        )
+    values: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
+    lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
+    lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]
+    for kind in described[first]:
+        aggregated = {name: kinds[kind] for name, kinds in described.items()}
+        chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
+        values[kind] = {
+            "suites": aggregated,
+            "probability_of_improvement": {other: chance._asdict() for other, chance in chances.items()},
+        }
+        lines += ["", markdown_table(aggregate_rows(aggregated, kind)), "", *missing_intervals(aggregated)]
+        for other, chance in chances.items():
+            text = estimate_text(chance.value, chance.interval)
+            if chance.why_none:
+                text += f", no interval: {chance.why_none}"
+            lines.append(f"Probability of improvement of {first} over {other}: {text}.")
+    return Comparison(scores, described, values, "\n".join([*lines, "", INTERVALS, ""]))
+
+
+def save_comparison(comparison: Comparison, output: Path) -> None:
+    """Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's files into a directory."""
+    plot_profiles(comparison.aggregates, output)
+    rliable_games = write_rliable(output, comparison.scores)
+    write_json(output / "comparison.json", comparison.values | {"rliable_games": rliable_games})
+    write_file(output / "comparison.md", comparison.text)

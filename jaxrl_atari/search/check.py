@@ -1,0 +1,65 @@
+"""The checks of a search and of its space, before its directory is made."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from optuna.distributions import CategoricalDistribution
+
+from jaxrl_atari.config import Config, set_fields
+from jaxrl_atari.errors import require
+from jaxrl_atari.search.options import Distribution, SearchConfig
+from jaxrl_atari.session import check_names_and_minibatches
+from jaxrl_atari.suite.vary import can_vary
+
+MAX_COMBINATIONS = 10_000
+"""Combinations of values that are checked. A trial with a bad combination beyond them fails by itself."""
+
+
+def check_search(config: Config, search: SearchConfig) -> None:
+    """Checks that a search can be run.
+
+    Raises:
+        ConfigError: in one of these cases:
+
+            - The space has a field that a search cannot vary.
+            - The config refuses a combination of choices or of ends of ranges.
+            - The trials have several sessions, which ASHA cannot compare.
+            - ASHA's first comparison is beyond the budget.
+            - A network, algorithm or coefficient does not exist, or a minibatch size does not suit the network.
+    """
+    unknown = {
+        name
+        for name, distribution in search.space.items()
+        if not can_vary(name, config) or not isinstance(distribution, Distribution)
+    }
+    expected = (
+        "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, "
+        "each with a distribution of Optuna"
+    )
+    hint = "configs/search_qbert.py is an example of a --config"
+    require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
+    _check_values(config, search)
+    if search.early_stopping == "asha":
+        hint = "or use --search.early-stopping none"
+        require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
+        expected = f"less than total_env_steps = {config.total_env_steps:,}"
+        grace = search.grace_env_steps
+        require(grace < config.total_env_steps, "search.grace_env_steps", grace, expected, hint)
+
+
+def _check_values(config: Config, search: SearchConfig) -> None:
+    """Checks the values that trials can get: choices, and the ends of ranges. Raises `ConfigError`."""
+    tried: list[Sequence[Any]] = []  # for each field, its choices or the ends of its range
+    for distribution in search.space.values():
+        if isinstance(distribution, CategoricalDistribution):
+            tried.append(distribution.choices)
+        else:
+            tried.append((distribution.low, distribution.high))
+    best_seed = {"seed": config.seed + config.sessions}  # of the config that is written for the best trial
+    for values in itertools.islice(itertools.product(*tried), MAX_COMBINATIONS):
+        set_fields(config, dict(zip(search.space, values, strict=True)) | best_seed)
+    first = {name: values[0] for name, values in zip(search.space, tried, strict=True)}
+    for name, values in zip(search.space, tried, strict=True):
+        for value in values:
+            check_names_and_minibatches(set_fields(config, first | {name: value}))

@@ -1,0 +1,84 @@
+"""The resources of a task on a Ray cluster: those that the user asks for, and the share of a machine that it gets.
+
+A task is a session of a suite, or a trial of a search.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
+
+from jaxrl_atari.checks import Limits, check_fields
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.memory import memory_fraction
+from jaxrl_atari.output import counted
+
+
+@dataclass(frozen=True)
+class ResourcesConfig:
+    """Resources of each session of a suite, or of each trial of a search."""
+
+    gpu: Annotated[float, Limits(0.0, 4_096.0)] = 1.0
+    """GPUs of each: 0.5, 0.25, 0.125 for 2, 4, 8 on each GPU. With 0, or without a GPU, they run on the CPU."""
+    cpu: Annotated[int, Limits(0, 4_096)] = 0
+    """CPU cores of each. 0: an equal share where there are GPUs, 1 on a CPU."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "resources.")
+        whole = self.gpu <= 1 or self.gpu == int(self.gpu)
+        require(whole, "resources.gpu", self.gpu, "a share from 0 to 1, or a whole number of GPUs")
+
+
+class MachineShare(NamedTuple):
+    """The share of a machine that a task gets."""
+
+    gpu: float  # GPUs; 0: the task runs on the CPU
+    cpu: int  # cores
+
+    def configure(self, config: Config) -> Config:
+        """Returns a config that keeps within this share.
+
+        The config names the share's device and its part of a GPU's memory. Unless env.num_threads is chosen, each
+        group of environments has as many emulator threads as the share has cores.
+
+        Raises:
+            ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
+        """
+        devices = replace(config.devices, gpu=False)
+        if self.gpu:
+            memory = min((gpu.memory for gpu in visible().gpus), default=0)
+            fraction = memory_fraction(config.devices, int(1 / min(self.gpu, 1)), memory)
+            devices = replace(config.devices, memory_fraction=fraction)
+        threads = 0 if config.env.backend == "gymnasium" else config.env.num_threads or self.cpu
+        env = replace(config.env, num_threads=threads)
+        return replace(config, devices=devices, env=env)
+
+
+def allot(
+    resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig
+) -> MachineShare:
+    """Works out the share of a machine that each task gets.
+
+    Args:
+        resources: the resources that the user asks for.
+        machines: the resources of each machine of the cluster: numbers of "GPU" and "CPU".
+        devices: devices of the config.
+
+    Raises:
+        ConfigError: `devices` asks for a GPU, and the share has none.
+        UserError: a task needs more than any machine has.
+    """
+    owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
+    gpu = resources.gpu if devices.gpu and any(gpus for gpus, _ in owned) else 0.0
+    cpu = max(resources.cpu, 1)
+    expected = "a GPU on a machine of the Ray cluster, and resources.gpu above 0"
+    require(devices.gpu is not True or gpu > 0, "devices.gpu", True, expected)
+    fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
+    if not fitting:
+        there = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
+        raise UserError(
+            f"resources: expected a machine with {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found {there}"
+        )
+    equal = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
+    return MachineShare(gpu, resources.cpu or max(equal, 1))
