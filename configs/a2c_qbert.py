@@ -9,7 +9,7 @@ compares the update with an A2C gradient. What differs from A2C in OpenAI Baseli
 - Adam instead of RMSprop (alpha 0.99, epsilon 1e-5), at Baselines' learning rate of 7e-4.
 - Truncated games bootstrap from their last observation; auto-reset steps have weight 0.
 
-value_coef 1 is Baselines' 0.5: the value loss has a factor of 1/2 of its own.
+value_coef 1 equals Baselines' 0.5, because our value loss has a factor of 1/2.
 """
 
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig

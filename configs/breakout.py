@@ -3,8 +3,8 @@
     python -m jaxrl_atari.train --config configs/breakout.py
 
 Tuned lambda 0.70. Published return_ma after 1e7 env steps with sticky actions: 326 (SLM Lab's table; 327 in its
-tutorial); a random player: 1.
-Seen on two threads of an Intel Xeon (docs/reproduce.md): 313 with seed 0, in 4.6 hours.
+tutorial). Random play scores 1. We measured 313 with seed 0 on two threads of an Intel Xeon, in 4.6 hours
+(docs/reproduce.md).
 """
 
 from jaxrl_atari.config import Config, EnvConfig

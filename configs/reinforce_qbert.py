@@ -7,7 +7,7 @@ gradient of each rollout, with the value as baseline. What differs from the text
 
 - A rollout has 128 steps of 16 games and ends before the games do, so the return of a game that continues is cut
   there and bootstrapped with the value. A longer ppo.rollout_length comes closer to full returns (set
-  ppo.minibatch_size to 16 times as many).
+  ppo.minibatch_size to 16 times that length).
 - The textbook's factor gamma^t is left out, as usual in practice.
 - Adam makes the step, at a rate that falls linearly to zero; a gradient whose norm is above 0.5 is scaled down to
   it.

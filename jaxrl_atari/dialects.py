@@ -12,7 +12,7 @@ from jaxrl_atari.config import Config, PPOConfig
 
 
 class Dialect(NamedTuple):
-    """The settings of another implementation for Atari. `gae_lambda` None: that of the game."""
+    """The settings of another implementation for Atari. A `gae_lambda` of None means that of the game."""
 
     original: str  # the implementation that was run or read
     ppo: PPOConfig
@@ -47,7 +47,7 @@ DIALECTS = {
         "PPO of stable-baselines3 2.9.2 with the settings of RL Baselines3 Zoo for Atari",
         replace(
             _COMMON,
-            value_coef=1.0,  # its value loss, 0.5 mean((V - R)^2), has no factor of 1/2 besides vf_coef
+            value_coef=1.0,  # SB3 adds 0.5 mean((V - R)^2), where 0.5 is vf_coef; we add value_coef mean(...) / 2
             clip_value_loss=False,
             anneal_clip_epsilon=True,
             unbiased_std=True,

@@ -55,10 +55,10 @@ FILES = (
     "code/*",
     "replay.mp4",
 )
-"""Files of a run and of its sessions that are pushed beside the checkpoints."""
+"""Files of a run and of its sessions that are pushed along with the checkpoints."""
 
 LATEST_FILES = (DIGESTS_FILE,)
-"""Files of the sessions that are pushed beside the latest checkpoints, for `verify --retrain`."""
+"""Files of the sessions that are pushed along with the latest checkpoints, for `verify --retrain`."""
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
 """A repository without such a file holds no run."""
@@ -119,7 +119,7 @@ def _client(repo_id: str) -> Iterator[Any]:
 
 
 def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
-    """The policies whose checkpoints are shared: that of the best session, or with `latest` of every session.
+    """The policies whose checkpoints are shared: one of the best session, or with `latest` one of every session.
 
     Raises:
         UserError: a checkpoint is missing or damaged.
@@ -136,7 +136,7 @@ def run_files(run: Run, patterns: Sequence[str]) -> Files:
 
 
 def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
-    """The parameters of checkpoints, without the rest of them. `rounded`: see `Checkpoints.save_parameters`."""
+    """Files with the parameters of checkpoints and nothing else. `rounded`: see `Checkpoints.save_parameters`."""
     files: Files = {}
     for policy in policies:
         meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
@@ -229,7 +229,7 @@ def push(
 ) -> None:
     """Pushes a run to a model repository, which is created if it does not exist.
 
-    The repository then has this run only: files of an earlier push are removed in the same commit.
+    Afterwards the repository has only this run: the same commit removes the files of an earlier push.
 
     Args:
         run_dir: directory of a run, such as data/NAME_TIMESTAMP

@@ -1,4 +1,4 @@
-"""Text for the user. A stream that fails never ends the work that the text is about."""
+"""Text for the user. A stream that cannot be written to never ends the work."""
 
 import contextlib
 import io
@@ -87,8 +87,8 @@ def tracked(
 ) -> Generator[Item, None, None]:
     """Iterates over items and draws a progress bar.
 
-    Wrap it in `contextlib.closing` if the loop may end early. Otherwise rich's drawing thread may collect the bar
-    as garbage, and then it waits for itself.
+    Wrap it in `contextlib.closing` if the loop may end early. Otherwise Python may collect the bar as garbage in
+    rich's drawing thread, which then waits for its own end and hangs.
 
     Args:
         total: number of the items; None: their length.
@@ -100,5 +100,5 @@ def tracked(
 
 
 def counted(count: float, noun: str) -> str:
-    """`1 game`, `2 games`, `0.25 GPUs`."""
+    """A count with its noun: `1 game`, `2 games`, `0.25 GPUs`."""
     return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"

@@ -45,9 +45,9 @@ class Options:
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run, a suite, a sweep or a search."""
     others: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """More of them, to compare."""
+    """More directories, to compare."""
     output: Path = Path("graphs")
-    """For the comparison of several runs, or of suites."""
+    """Folder for the comparison of several runs, or of suites."""
     labels: tuple[str, ...] = ()
     """Names in the comparison, one for each directory. By default, the names of the directories."""
     title: str = ""
@@ -133,7 +133,7 @@ def by_kind(directories: Mapping[str, Path]) -> Directories:
     """Sorts directories by their kinds.
 
     A path of no kind is named on stderr and left out, because `data/*` may also match other files. But a path that
-    is alone or does not exist counts as a run: the error of reading it says why it is none.
+    is alone or does not exist counts as a run, because the error of reading it says what is wrong.
     """
     kinds = Directories({}, {}, {}, {})
     for name, path in directories.items():

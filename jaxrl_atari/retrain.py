@@ -100,5 +100,5 @@ def _require_same_environment(name: str, target: WrittenCheckpoint, environment:
     if changed := changed_fields(before, environment | {"git_revision": None}):
         differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
         raise UserError(
-            f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as then"
+            f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as in training"
         )

@@ -56,7 +56,7 @@ class Options(WithImports):
     end: Annotated[int | None, tyro.conf.arg(name="to"), Limits(0, 10**12)] = None
     """Play only pieces that start before about this env step. None: to the end."""
     sample: Annotated[int | None, Limits(1)] = None
-    """Play only so many random pieces of the games, which takes seconds. None: all of them."""
+    """Play only this many random pieces of the games, which takes seconds. None: all of them."""
     retrain: Annotated[int | None, Limits(0, 10**12)] = None
     """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the
     same software, device and threads, and compare all bits. Nothing in the run is changed."""
@@ -98,7 +98,9 @@ def read_log(session_dir: Path) -> Log:
     if not parts:
         raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
     if len({part["actions"].shape[1] for part in parts}) > 1:
-        raise UserError(f"{session_dir}: env.num_envs was changed by a resume; `verify` needs one number of them")
+        raise UserError(
+            f"{session_dir}: env.num_envs was changed by a resume; `verify` needs the same number throughout"
+        )
     actions, anchors, games = (
         np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games")
     )

@@ -205,7 +205,7 @@ def test_the_whole_command(overlap, capsys):
 @pytest.mark.long
 def test_figures_that_cannot_be_saved_are_shown(tmp_path, capsys):
     path = tmp_path / ("x" * 250)  # with that of a partial file, longer than a name may be
-    with pytest.raises(UserError, match=r"shown above, and not saved: .*File name too long"):
+    with pytest.raises(UserError, match=r"shown above, but not saved: .*File name too long"):
         benchmark.main([*TINY, "--parts", "env", "--repeats", "1", "--seconds", "0.01", "--json", str(path)])
     shown = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert shown["figures"]["env_sps"]["median"] > 0

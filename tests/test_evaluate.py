@@ -269,7 +269,7 @@ def test_a_damaged_checkpoint_is_never_played(own_run, caplog):
     damage(session_dir, latest)
     assert load_policy(session_dir, "latest").env_steps == before
     (message,) = caplog.messages
-    assert re.search(f"checkpoints/{latest}: damaged: .*; the one at env step {before} is used$", message)
+    assert re.search(f"checkpoints/{latest}: damaged: .*; the checkpoint at env step {before} is used$", message)
     with pytest.raises(UserError, match=f"checkpoints/{latest}: damaged: "):
         load_policy(session_dir, latest)
     for step in steps[:-1]:
@@ -543,7 +543,7 @@ def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", on_a_full_disk)
     command = [str(own_run), *QUICK, "2", "--sessions", "all", "--checkpoint", "latest"]
     try:
-        with pytest.raises(UserError, match=r"shown above, and not saved: .*session_0/evaluation_") as error:
+        with pytest.raises(UserError, match=r"shown above, but not saved: .*session_0/evaluation_") as error:
             main(command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

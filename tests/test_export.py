@@ -180,7 +180,7 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
     with pytest.raises(UserError, match=r"the outputs of (NumPy|onnxruntime) and JAX differ by .* nothing was"):
         main([str(run_dir), "--to", str(tmp_path / "out")])
     monkeypatch.delitem(play.NETWORKS, "nature")
-    with pytest.raises(UserError, match=r"network.name = 'nature': export knows impala, nature_lstm"):
+    with pytest.raises(UserError, match=r"network.name = 'nature': only impala, nature_lstm can be exported"):
         main([str(run_dir), "--to", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 

@@ -181,7 +181,8 @@ def test_processes_play_the_same(monkeypatch):
     steps = [play(pool_of(vectorization_mode=mode, **options), actions) for mode in ("sync", "async")]
     assert_equal(*steps)
     monkeypatch.setattr("multiprocessing.process._current_process._config", {"daemon": True})
-    with pytest.raises(UserError, match=r"env.vectorization_mode = 'async': a session beside others .* use sync"):
+    error = r"env.vectorization_mode = 'async': a session that runs beside others .* use sync"
+    with pytest.raises(UserError, match=error):
         pool_of(vectorization_mode="async")
 
 

@@ -259,7 +259,7 @@ def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_
     summary = trial_summary(read_run(write_run(tmp_path / "run", tables, total_env_steps=10_000)))
     assert summary["session_scores"] == [15, 35]  # return_ma at 200 env steps
     assert summary["left_out"] == [{"session": "session_2", "reason": "unfinished, at 100 of 10,000 env steps"}]
-    assert "; compared at 200 env steps, which the 2 have reached" in summary_table(summary)
+    assert "; compared at 200 env steps, which these 2 sessions have reached" in summary_table(summary)
     late = [table([5, 7]), table([NAN, NAN, 30])]  # no game of the second had ended at 200 env steps
     summary = trial_summary(read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)))
     assert summary["session_scores"] == [6]

@@ -107,7 +107,8 @@ def test_a_trial_graph_draws_means_over_sessions_and_a_band_of_one_sample_std(tm
     axes = figures[-1].axes[0]
     shown = lines(axes)
     assert shown["return_mean (last 100 games)"] == [1500, 3000, 4500]
-    label = "return_ma: 2 sessions, score 3,000 ± 1,414\ncompared at 300 env steps, which the 2 have reached"
+    compared = "compared at 300 env steps, which these 2 sessions have reached"
+    label = f"return_ma: 2 sessions, score 3,000 ± 1,414\n{compared}"
     assert shown[label] == [1500, 2250, 3000]
     heights = axes.collections[0].get_paths()[0].vertices[:, 1]
     assert (heights.min(), heights.max()) == pytest.approx((1500 - 500 * 2**0.5, 4500 + 1500 * 2**0.5))

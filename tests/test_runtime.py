@@ -95,7 +95,7 @@ print(*tune_process(), os.environ["JAXRL_ATARI_THREADS"], sep="\\n")
 
 
 def test_a_quota_limits_the_emulator_threads_unless_the_user_has_chosen(tmp_path):
-    line = "this process may use 1.5 CPUs (a quota): emulator threads: 2"
+    line = "a quota limits this process to 1.5 CPUs, so each pool has 2 emulator threads"
     lines = python("-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path)).stdout.splitlines()
     assert (lines[0], lines[-1]) == (line, "2")
     lines = python(

@@ -4,7 +4,7 @@
 
 Proven against the script of cleanrl 1.2.0, which is unmodified (tests/test_originals.py). It differs from the
 published spec in 8 environments, Adam, the unbiased std of advantages, minibatches that are not stratified, and
-cut-off games, which count as lost. What is not the same:
+cut-off games, whose end counts as terminal. What is not the same:
 
 - The clipped gradient: torch scales by 0.5 / (norm + 1e-6), ours by 0.5 / norm.
 - After a lost life CleanRL's wrappers play a hidden NOOP, press FIRE and action 2 in games that start with FIRE,
@@ -12,7 +12,8 @@ cut-off games, which count as lost. What is not the same:
 - CleanRL resizes before it turns a frame grey: up to 10.6% of the pixels differ by 1.
 - The script resets at once. Here the step after the end of a game is an auto-reset step of weight 0, so that a
   rollout has fewer samples, and the same budget takes a few more updates.
-- `--target-kl` looks at the last minibatch of an epoch; `ppo.target_kl` at the mean of the epoch. Both are off.
+- `--target-kl` looks at the last minibatch of an epoch, and `ppo.target_kl` at the mean of the epoch. Both are
+  off.
 """
 
 from jaxrl_atari.config import Config, EnvConfig

@@ -9,9 +9,10 @@ Proven against the script of cleanrl 1.2.0, which is unmodified (tests/test_orig
 - EnvPool also has a reset step after a lost life. Here the game goes on.
 - The script counts auto-reset steps as env steps. Here they do not count, so the same budget takes a few more
   updates.
-- `--target-kl` looks at the last minibatch of an epoch; `ppo.target_kl` at the mean of the epoch. Both are off.
+- `--target-kl` looks at the last minibatch of an epoch, and `ppo.target_kl` at the mean of the epoch. Both are
+  off.
 
-The emulator is ALE's own. `--env.backend envpool` takes EnvPool (pip install 'jaxrl_atari[envpool]').
+By default, ale-py plays the games. `--env.backend envpool` uses EnvPool (pip install 'jaxrl_atari[envpool]').
 """
 
 from jaxrl_atari.config import Config, EnvConfig

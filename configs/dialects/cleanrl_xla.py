@@ -11,7 +11,7 @@ value loss, which is not clipped. Its scores are the first reference of `classic
   updates.
 - The script computes the learning rate in float32.
 
-The emulator is ALE's own. `--env.backend envpool` takes EnvPool (pip install 'jaxrl_atari[envpool]').
+By default, ale-py plays the games. `--env.backend envpool` uses EnvPool (pip install 'jaxrl_atari[envpool]').
 """
 
 from jaxrl_atari.config import Config, EnvConfig

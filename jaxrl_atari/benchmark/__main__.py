@@ -6,7 +6,7 @@
 
 The first form times training in its steady state, with the real emulators, and its parts; `measure.py` defines
 each figure. The second form compares values of a config field. The sides of the comparison take turns, each in its
-own process, and a ratio is that of two runs in one round. Use a quiet machine, because other programs lower the
+own process, and each ratio is that of two runs in one round. Use a quiet machine, because other programs lower the
 figures. The last line of output is a JSON object with all figures, the machine, the versions and the config.
 """
 
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.json_file:
         problem = not_saved(options.json_file, result | description)
         if problem:
-            raise UserError(f"shown above, and not saved: {problem}")
+            raise UserError(f"shown above, but not saved: {problem}")
 
 
 if __name__ == "__main__":

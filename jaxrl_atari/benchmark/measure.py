@@ -1,7 +1,7 @@
 """Measurements in this process: training as a whole, and its parts.
 
 Everything is timed in the steady state, once nothing is compiled any more. A repeat times each part once, for some
-seconds. The parts take turns, so that all of them see the machine's good and bad moments. Work on a device is
+seconds. The parts take turns, so that slow moments of the machine affect all of them. Work on a device is
 asynchronous, so a clock stops only when all work that was started is done.
 """
 
@@ -31,7 +31,7 @@ from jaxrl_atari.schedules import current_options
 from jaxrl_atari.session import Session, place_session, prepare, train
 
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
-"""Columns of metrics.csv on the machine, such as `gpu_busy_percent`, which are reported beside the rates."""
+"""Columns of metrics.csv about the machine, such as `gpu_busy_percent`. They are reported beside the rates."""
 
 
 class Training(NamedTuple):
@@ -187,7 +187,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         - `figures`: name -> its `spread` over the repeats
         - `peak_rss_gib`: of training
         - `start_seconds`: the time until the first repeat, with compilation
-        - `devices`, with the arithmetic
+        - `devices`: the devices and the arithmetic, as text
     """
     figures = defaultdict(list)
     started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Pools of games: NumPy in, NumPy out. Of the modules that train, only this one imports emulators.
+"""Pools of games: NumPy in, NumPy out. Of the packages that training uses, only this one imports emulators.
 
 The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment (`gymnasium.py`).
 In ALE's games, an env step is 4 emulator frames. The observation is the grey, area-averaged 84x84 image of the
@@ -6,14 +6,15 @@ pixel-wise maximum of the last two frames. Pools do not stack frames. `protocols
 differ between protocols.
 
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). With the same start and
-actions, both give the same frames and rewards in the games that the tests replay. Their differences:
+actions, both give the same frames and rewards in the games that the tests replay. They differ in three points:
 
-- Start of a game. `ale`: FIRE, then 0 to `noop_max` - 2 no-ops (without FIRE: 0 to `noop_max` - 1). `envpool`: 0
-  to `noop_max` - 1 no-ops, then FIRE (without FIRE: 1 to `noop_max`). So the same seed starts different games, and
-  of these two, only `ale` can start a game with neither. `gymnasium`: FIRE, then 1 to `noop_max` no-ops.
+- Start of a game. `ale` presses FIRE and then plays 0 to `noop_max` - 2 no-ops; in a game without FIRE, it plays 0
+  to `noop_max` - 1. `envpool` plays 0 to `noop_max` - 1 no-ops and then presses FIRE; without FIRE, it plays 1 to
+  `noop_max`. The same seed therefore starts different games. Only `envpool` always plays at least one of the two.
+  `gymnasium` presses FIRE and then plays 1 to `noop_max` no-ops.
 - Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: the observation is the
   maximum of the third frame and the previous observation. `envpool` takes the last two frames as usual.
-- Screens. In 13 games the screen is not 210 lines high, and `envpool` sees only its upper 210 lines: Adventure,
+- Screens. In 13 games the screen is not 210 lines high, and `envpool` uses only its upper 210 lines: Adventure,
   AirRaid, Carnival, JourneyEscape, KeystoneKapers, KingKong, Klax, LaserGates, MrDo, Pacman, Pooyan, SirLancelot
   and SpaceWar.
 """
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 THREADS = "JAXRL_ATARI_THREADS"
-"""Environment variable: emulation threads of each pool, in a process that shares the cores with others."""
+"""Environment variable: number of emulator threads of each pool, for a process that shares the cores."""
 
 OLDEST_ALE_PY = (0, 12)
 
@@ -77,11 +78,10 @@ def check_environment(backend: str, game: str, rules: Rules, gymnasium: Gymnasiu
 def require_ale_py() -> None:
     """Refuses an ale-py that is older than this package needs, before it is imported.
 
-    Older ones accept the same options, or lack names that are imported: they would fail later, with a traceback.
-    All back ends use ale-py, if only for its games and ROMs.
+    An older version would fail later, with a traceback. All back ends use ale-py, if only for its games and ROMs.
 
     Raises:
-        UserError: it is too old.
+        UserError: ale-py is too old.
     """
     found = version("ale-py")
     numbers = [int(number) for number in re.findall(r"\d+", found)[:2]]
@@ -116,10 +116,11 @@ def make_pool(
         rules: rules of the protocol. The pool ignores `life_loss_terminal` and `clip_rewards`, which concern
             learning.
         first_env: number of the pool's first environment among all environments of the session.
-        num_threads: emulation threads; 0: the variable `THREADS` or, without it, one per core. `gymnasium` has no
-            threads.
-        anchor_steps, first_step: see `record.GameRecord`. 0 `anchor_steps`: no record. Only `ale` has a record:
-            envpool cannot start a game from a seed, and a Gymnasium environment may depend on more than its seed.
+        num_threads: number of emulator threads. 0 means the value of the variable `THREADS` or, if it is not set,
+            one thread per core. `gymnasium` has no threads.
+        anchor_steps, first_step: see `record.GameRecord`. If `anchor_steps` is 0, there is no record. Only `ale`
+            has one: envpool cannot start a game from a seed, and a Gymnasium environment may depend on more than
+            its seed and actions.
         gymnasium: options of the back end of that name.
         screens: `EnvPool.screen` will be called; `envpool` has no screens.
 

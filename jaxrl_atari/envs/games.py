@@ -13,7 +13,7 @@
 `classic_scores.csv` has scores under `classic` after 1e7 env steps, of the 63 games that have any:
 
 - `cleanrl_10m`, `cleanrl_10m_std`: CleanRL's `ppo_atari_envpool_xla_jax`, lambda 0.95, mean and std over 3 seeds.
-- `baselines_ppo2_10m`, `baselines_ppo2_10m_std`: OpenAI Baselines' ppo2, likewise.
+- `baselines_ppo2_10m`, `baselines_ppo2_10m_std`: the same of OpenAI Baselines' ppo2.
 - `slm_lab_v4_10m`: SLM Lab v4's PPO, lambda 0.70, 4 sessions of each of 62 games: BENCHMARK.md at 790b2653, the
   table of pull request 427. Its spec (`slm_lab/spec/benchmark/ppo/ppo_atari.json` at c4720807) has lambda 0.70 for
   all games.
@@ -35,7 +35,7 @@ from jaxrl_atari.errors import ConfigError
 DEFAULT_GAE_LAMBDA = 0.95
 """Lambda for games without a tuned value: the most frequent tuned value, and PPO's usual one.
 
-Under `classic` it is the lambda of every game, as it is that of CleanRL's and Baselines' scores.
+Under `classic`, it is the lambda of every game, because CleanRL's and Baselines' scores were made with it.
 """
 
 
@@ -51,7 +51,7 @@ class Game(NamedTuple):
     """A game and its reference scores under one protocol. None is an unknown score."""
 
     name: str  # ALE's CamelCase name
-    gae_lambda: float  # the default of a run: the tuned value under v5, DEFAULT_GAE_LAMBDA under classic
+    gae_lambda: float  # default of a run: tuned for the game under v5, DEFAULT_GAE_LAMBDA under classic
     references: tuple[Reference, ...] = ()  # PPO after 1e7 env steps; the first one normalises scores
     random: Reference | None = None  # uniformly random play
     human: Reference | None = None  # DQN Zoo's human tester
@@ -68,7 +68,7 @@ class _Source(NamedTuple):
 
     column: str
     name: str
-    gae_lambda: float | None  # None: the value tuned for the game
+    gae_lambda: float | None  # None means the value tuned for the game
 
 
 SOURCES = {
@@ -195,7 +195,7 @@ def game_of_id(environment: str) -> str | None:
 
 
 def game_under(name: str, protocol: str) -> Game:
-    """A game with the reference scores of a protocol, which may be none.
+    """A game with its reference scores under a protocol, of which there may be none.
 
     Args:
         name: ALE's name of a game, or the id of a Gymnasium environment, which has no reference scores.
@@ -211,8 +211,8 @@ def game_under(name: str, protocol: str) -> Game:
 def default_gae_lambda(name: str, protocol: str) -> float:
     """The lambda of a run whose config has none.
 
-    Under `classic` it is 0.95, as in CleanRL's and Baselines' scores. Otherwise it is the value that SLM Lab tuned
-    for the game under `v5`, or 0.95 without one.
+    Under `classic` it is 0.95, the lambda of CleanRL's and Baselines' scores. Otherwise it is the value that SLM
+    Lab tuned for the game under `v5`, or 0.95 if there is none.
 
     Args:
         name: ALE's CamelCase name of the game, or the id of a Gymnasium environment.

@@ -41,7 +41,7 @@ RESERVED = {
     "max_num_frames_per_episode": "use env.max_frames",
     "max_episode_steps": "use env.max_frames",
 }
-"""Arguments that `options` may not have -> why. For environments other than ALE's games, only `render_mode`."""
+"""Arguments that are refused in `options` -> why. Only ALE's games refuse all; others refuse `render_mode`."""
 
 INSTALL = "pip install 'jaxrl_atari[gymnasium]'"
 
@@ -126,7 +126,7 @@ def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.En
 
 
 def _select_image(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
-    """An environment whose observations are images: the one with `image_key` of a dictionary.
+    """An environment whose observations are images. In place of dictionaries, it has their entry `image_key`.
 
     Raises:
         UserError: its actions are not discrete, or there is no such image.
@@ -143,7 +143,7 @@ def _select_image(env: gymnasium.Env, game: str, image_key: str | None) -> gymna
         env = wrappers.TransformObservation(env, lambda observation: observation[key], space[key])
         space = space[key]
     elif image_key is not None:
-        expected = f"nothing; the observations of {game} are no dictionaries"
+        expected = f"nothing; the observations of {game} are not dictionaries"
         raise ConfigError("env.image_key", image_key, expected, "leave it out")
     if not _is_image(space):
         shapes = "[height, width], [height, width, 1] or [height, width, 3]"
@@ -223,7 +223,7 @@ class GymnasiumPool(EnvPool):
         if settings.vectorization_mode == "async":
             if multiprocessing.current_process().daemon:
                 raise UserError(
-                    "env.vectorization_mode = 'async': a session beside others cannot start processes; "
+                    "env.vectorization_mode = 'async': a session that runs beside others cannot start processes; "
                     "use sync, or trial.parallel = 1"
                 )
             # A fork of a process that runs JAX can deadlock, and "spawn" imports everything in each process.

@@ -104,7 +104,7 @@ class EnvPool:
 
     Args:
         envs: the emulators.
-        record: record of the games. It starts some of them from seeds of their own (`record.GameRecord`).
+        record: record of the games, which starts some games from seeds of their own (`record.GameRecord`).
     """
 
     action_names: Sequence[str] = ()
@@ -192,8 +192,8 @@ class EnvPool:
         terminated = raw.game_over & ~first
         truncated = raw.cut_off & ~raw.game_over & ~first
         self._ended = terminated | truncated
-        # Zero lives in a running game (the death scene of the last life) is not a lost life: the end of the game
-        # follows and is the terminal. OpenAI Baselines' EpisodicLifeEnv has the same rule.
+        # A running game with zero lives shows the death scene of the last life. That is not a lost life, because
+        # the end of the game follows and is the terminal. OpenAI Baselines' EpisodicLifeEnv has the same rule.
         life_lost = (raw.lives < self.lives) & (raw.lives > 0) & ~self._ended & ~first
         self.lives = raw.lives
         return EnvStep(raw.frame, raw.reward.astype(np.float32), terminated, truncated, life_lost, first)

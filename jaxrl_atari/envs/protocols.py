@@ -5,8 +5,8 @@
 - `machado`: the recommendation of Machado et al. 2018 (arXiv:1709.06009, section 5): sticky actions, all 18
   actions, the end of a game as the only terminal, no no-ops, no FIRE, 18,000 frames (5 minutes) a game. Dopamine
   (arXiv:1812.06110) differs from it in two rules: `max_frames=108_000` and the minimal action set.
-- `gymnasium`: a Gymnasium environment as it is registered. Every environment that is not an ALE game has it; it
-  cannot be chosen.
+- `gymnasium`: a Gymnasium environment as it is registered. Every environment that is not an ALE game has this
+  protocol. It cannot be chosen.
 """
 
 import json
@@ -22,7 +22,7 @@ class Rules(NamedTuple):
     life_loss_terminal: bool = True  # a lost life is a terminal for learning, while the game continues
     noop_max: int = 30  # limit of the random number of no-ops that start a game
     fire_on_reset: bool = True  # press FIRE at the start of a game, if it is in the action set
-    max_frames: int = 108_000  # emulator frames after which a game is truncated; 0: none
+    max_frames: int = 108_000  # emulator frames after which a game is truncated; 0 means no limit
     clip_rewards: bool = True  # rewards for learning are clipped to [-1, 1]
 
 
@@ -36,7 +36,7 @@ PROTOCOLS = {
 """Name -> rules."""
 
 GYMNASIUM = "gymnasium"
-"""Name of the protocol of Gymnasium environments that are no games of ALE."""
+"""Name of the protocol of Gymnasium environments that are not games of ALE."""
 
 GYMNASIUM_RULES = Rules(
     sticky_actions=0.0, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=0, clip_rewards=False

@@ -38,12 +38,12 @@ class GameRecord:
     """The seeds and actions of a pool's environments.
 
     Args:
-        game_seed: the seed of an anchor is derived from it, from the environment and from the step.
+        game_seed: seed of the games. The seed of an anchor is derived from it, the environment and the step.
         seeds: seeds with which the n environments start.
         first_env: number of the pool's first environment in the session.
         anchor_steps: interval of the anchors, in steps of an environment.
-        first_step: steps that each environment has made before. A session that resumes with new games has made
-            some.
+        first_step: steps that each environment has made before this record starts. It is 0, unless a session
+            resumes with new games.
     """
 
     def __init__(self, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int):

@@ -50,7 +50,7 @@ class Replayed(NamedTuple):
 
     step: EnvStep  # the newest step
     frames: np.ndarray  # uint8 [3, n, 84, 84], the frames before it, the oldest first
-    age: np.ndarray  # int32 [n], earlier frames of the same game before the last of `frames`, at most 3
+    age: np.ndarray  # int32 [n], how many frames of its game precede the last of `frames`, at most 3
     episodes: EpisodeCounter  # return and length so far
 
 

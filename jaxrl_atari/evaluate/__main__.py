@@ -46,7 +46,7 @@ class Options(WithImports):
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run (data/NAME_TIMESTAMP) or of one of its sessions (data/NAME_TIMESTAMP/session_0)."""
     checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
-    """The one with the highest mean return of the last 100 games, the latest one, or the one at an env step."""
+    """`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."""
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
@@ -55,7 +55,7 @@ class Options(WithImports):
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: Annotated[int | None, Limits(0, 10_000)] = None
-    """Session of the run. None: its only one, else the one with the highest mean return of 100 games."""
+    """Session of the run. None: the one with the highest mean return of 100 games."""
     sessions: Literal["one", "all"] = "one"
     """`all`: play every session, and report the mean over sessions with its 95% interval."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not os.access(policies[0].session_dir, os.W_OK):
         if options.video:
             raise UserError(f"--video: {run_dir} cannot be written to; leave it out, or copy the run elsewhere")
-        say(f"note: {run_dir} cannot be written to: the results are shown, and not saved")
+        say(f"note: {run_dir} cannot be written to: the results are shown, but not saved")
     files = ResultFiles()
     results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
     if every_session:
@@ -98,16 +98,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         advice = "to quote a score, use --sessions all --checkpoint latest"
         say(f"note: the best checkpoint is an optimistic pick; {advice}")
     if files.problems:
-        raise UserError(f"shown above, and not saved: {'; '.join(files.problems)}")
+        raise UserError(f"shown above, but not saved: {'; '.join(files.problems)}")
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
 
 
 class ResultFiles:
-    """Writes the files of a command, and collects why some could not be written: the results are shown anyway."""
+    """Writes result files. One that cannot be written does not end the command, which still shows the results."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        """Why files could not be written."""
 
     def save(self, path: Path, values: dict[str, Any]) -> None:
         """Writes a JSON file and prints its path."""
@@ -198,7 +199,7 @@ SHARED = (
     "compute_dtype",
     "episodes",
 )
-"""Values that are the same for every session, except `date`, which is that of the last one."""
+"""Values that are the same for every session. Only `date` differs; the summary has that of the last session."""
 
 
 def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, files: ResultFiles) -> None:

@@ -19,8 +19,8 @@ def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np
     game, which a lost life does not end.
 
     Args:
-        render_mode: None or "rgb_array": the colour screen or, with the back end `gymnasium`, what the environment
-            renders.
+        render_mode: what `render` returns. None: nothing; "rgb_array": the colour screen or, with the back end
+            `gymnasium`, what the environment renders.
 
     Raises:
         UserError: the game cannot be played; see `envs.make_pool`.
@@ -32,7 +32,8 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One environment of a run; see `make_env`.
 
     `reset(seed=s)` starts the first game of environment 0 in an evaluation with that seed. After the end of a
-    game, `reset()` starts the next game of that evaluation. In the middle of a game, it starts a random game.
+    game, `reset()` starts the next game of that evaluation. In the middle of a game, it starts one with a random
+    seed.
     """
 
     # A class attribute, as Gymnasium declares it; each instance has its own frames per second.

@@ -40,7 +40,7 @@ WAIT_FOR_FIRE = {
 }  # fmt: skip
 """Games in which a game or a life starts only with FIRE.
 
-Without FIRE, random play does not end them within 4,500 env steps.
+Random play that never presses FIRE does not end these games within 4,500 env steps.
 """
 
 
@@ -56,12 +56,13 @@ class EvaluationResult(NamedTuple):
 
 @jax.jit
 def push_frame(window: jax.Array, age: jax.Array, frame: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
-    """The frame stacks of the newest frames, while games are played.
+    """Adds the newest frame of each game to its last four frames, and returns the frame stacks.
 
     Args:
-        window: uint8 `[4, B, 84, 84, 1]`, the last four frames; age: int32 `[B]`, of the last one. See
-            `empty_window`.
-        frame: uint8 `[B, 84, 84]`, the newest frame; first: bool `[B]`, true where it starts a game.
+        window: uint8 `[4, B, 84, 84, 1]`, the last four frames. It starts as an `empty_window`.
+        age: int32 `[B]`, the age of the last of these frames, as in `frames.next_age`.
+        frame: uint8 `[B, 84, 84]`, the newest frame.
+        first: bool `[B]`, true where the newest frame starts a game.
 
     Returns:
         The new window and ages, and the stacks, uint8 `[B, 84, 84, 4]`.
@@ -93,7 +94,7 @@ def play(
         decided: receives the actions of each step, and the outputs of the network.
 
     Yields:
-        Each step, and the actions that led to it; None at the start.
+        Each step, with the actions that led to it. At the start, the actions are None.
     """
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # keeps an evaluation on the CPU off a GPU that trains
@@ -141,7 +142,7 @@ def run_evaluation(
     check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs))
     env = policy.config.env
     if greedy and env.atari_game in WAIT_FOR_FIRE:
-        note = "greedy play can stand still: %s may wait for FIRE, as after a lost life"
+        note = "greedy play can stand still: %s may wait for FIRE, for example after a lost life"
         logging.getLogger(__name__).warning(note, env.game_name)
     quota = np.bincount(np.arange(episodes) % num_envs)  # games of each environment
     longest = f" of {env.rules.max_frames // FRAME_SKIP:,}" if env.rules.max_frames else ""

@@ -104,7 +104,7 @@ class Policy:
 
         Args:
             frames, key, greedy: as in `act`, with several stacks.
-            first: bool [n], true where a game starts, and where the network forgets.
+            first: bool [n], true where a game starts. There, the network forgets its memory.
             carry: the memory that the previous step returned; `initial_carry(n)` at first.
 
         Returns:
@@ -207,13 +207,13 @@ def load_policy(
     if checkpoint == "latest":
         step, arrays, meta, damaged = checkpoints.restore_newest(restore_target, part=PARAMETERS)
         for error in damaged.values():
-            _log.warning("%s; the one at env step %s is used", error, step)
+            _log.warning("%s; the checkpoint at env step %s is used", error, step)
     else:
         step = (checkpoints.best_step() or 0) if checkpoint == "best" else checkpoint
         meta = checkpoints.read_meta(step)
         arrays = checkpoints.restore(step, restore_target(meta), part=PARAMETERS)
     config = config_from_dict(meta["config"])
-    # `num_threads` was the share of the cores that training had.
+    # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
     network = make_network(config.network, meta["num_actions"], network_platform(device))
     return Policy(

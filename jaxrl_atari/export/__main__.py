@@ -4,13 +4,13 @@
 
 | file | content |
 |---|---|
-| policy.onnx | frame stacks in, logits and value out, for any runtime of ONNX |
+| policy.onnx | a program for any ONNX runtime, from frame stacks to logits and value |
 | policy.npz, play.py | the parameters, and a program on NumPy and ale-py that plays games with them |
-| policy.jaxexport | the program as `jax.export` serializes it, for JAX |
-| README.md | game, protocol, preprocessing, score, and how to use each |
+| policy.jaxexport | a program for JAX, serialized by `jax.export` |
+| README.md | game, protocol, preprocessing, score, and how to use each file |
 
-The command needs pip install 'jaxrl_atari[export]'. All three programs compute in float32. Before anything is
-written, they are run on the same inputs and their outputs are compared.
+The command needs pip install 'jaxrl_atari[export]'. All three programs compute in float32. Before the command
+writes anything, it runs them on the same inputs and compares their outputs.
 """
 
 import dataclasses
@@ -61,9 +61,9 @@ class Options(WithImports):
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run."""
     checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
-    """The one with the highest mean return of the last 100 games, the latest one, or the one at an env step."""
+    """`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."""
     session: Annotated[int | None, Limits(0, 10_000)] = None
-    """Session of the run. None: its only one, else the one with the highest mean return of 100 games."""
+    """Session of the run. None: the one with the highest mean return of 100 games."""
     to: Path | None = None
     """New folder. None: export_STEP in the session's directory (or export_STEP_2, ...)."""
 
@@ -131,8 +131,8 @@ def jax_program(module: Any, params: Any, memory_sizes: list[int]) -> export.Exp
 
         return export.export(jax.jit(act), platforms=PLATFORMS)(stacks)
 
-    # A recurrent module makes the memory of a batch whose size is known. Here the size is a symbol, so the program
-    # is one for a single environment, mapped over the batch.
+    # A recurrent module can make its memory only for a batch of known size. Here the size is a symbol, so a
+    # program for a single environment is mapped over the batch.
     def act_once(stacks: Any, first: Any, carry: Any) -> Any:
         one = jax.tree.map(lambda x: x[None], Observation(stacks, first, carry))
         outputs = apply_module(module, params, one)
@@ -233,7 +233,7 @@ def readme(policy: Policy, about: dict[str, Any], run: Run, difference: float) -
     rounding = ""
     if about["trained_in"] != "float32":
         rounding = (
-            f" It was trained in {about['trained_in']}, so its logits differ from training's by that rounding."
+            f" The policy was trained in {about['trained_in']}, so its logits in training differed slightly."
         )
     return string.Template(README.read_text(encoding="utf-8")).substitute(
         game=about["game"],
@@ -268,19 +268,19 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
         The largest difference between the outputs of the three programs, on random inputs.
 
     Raises:
-        UserError: the game is not ALE's; the network is not in `play.NETWORKS`; or the function there computes
-            something else, for example because the network was edited.
+        UserError: the game is not ALE's; `play.NETWORKS` lacks the network; or its function there does not compute
+            what the network computes, for example because the network was edited.
     """
     from jaxrl_atari.export.onnx import make_model
 
     env = policy.config.env
     if env.backend == "gymnasium":
-        raise UserError(f"env.backend = 'gymnasium': export knows the games of ALE, and not {env.game_name}")
+        raise UserError(f"env.backend = 'gymnasium': only ALE games can be exported, not {env.game_name}")
     name = policy.config.network.name
     if name not in play.NETWORKS:
         raise UserError(
-            f"network.name = {name!r}: export knows {', '.join(play.NETWORKS)}; "
-            "write the network with the layers of jaxrl_atari/export/play.py and enter it in NETWORKS there"
+            f"network.name = {name!r}: only {', '.join(play.NETWORKS)} can be exported; to export another, "
+            "write it with the layers of jaxrl_atari/export/play.py and enter it in NETWORKS there"
         )
     params = jax.tree.map(np.asarray, jax.device_get(policy.params))
     num_actions = len(params["policy"]["bias"])

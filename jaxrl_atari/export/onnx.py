@@ -87,7 +87,7 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory_si
         network: a function of `play.NETWORKS`.
         params: parameters, nested dicts of float32 arrays.
         num_actions: number of actions.
-        memory_sizes: sizes of the arrays of its memory; empty if the network is not recurrent.
+        memory_sizes: sizes of the arrays of the network's memory; empty if the network is not recurrent.
 
     Returns:
         A model with the input `stacks` uint8 `[batch, 84, 84, 4]` and the outputs `logits` `[batch, num_actions]`

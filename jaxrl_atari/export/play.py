@@ -166,7 +166,7 @@ NETWORKS = {"nature": nature, "impala": impala, "nature_lstm": nature_lstm}
 
 
 def load(path: str | Path) -> tuple[Parameters, dict[str, Any]]:
-    """Reads policy.npz: the parameters, as nested dicts of float32 arrays, and the description."""
+    """Reads policy.npz: the parameters, as nested dicts of float32 arrays, and what is known about the policy."""
     params: Parameters = {}
     with np.load(path) as arrays:
         about = json.loads(bytes(arrays["about"]))
@@ -214,7 +214,8 @@ def make_envs(about: dict[str, Any], num_envs: int) -> Any:
     """The games under the rules that the policy was trained with.
 
     Raises:
-        ModuleNotFoundError: ale-py, or what its extra `vector` needs, is not installed. The text says what to do.
+        ModuleNotFoundError: ale-py, or what its extra `vector` needs, is not installed. The message says what to
+            do.
     """
     try:
         from ale_py.vector_env import AtariVectorEnv

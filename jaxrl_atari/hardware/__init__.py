@@ -4,7 +4,7 @@
 |---|---|
 | cpu | cores, instruction sets, and the CPU quota of a container |
 | gpus | the GPUs that a process may use, found without starting JAX |
-| choice | which of them a config asks for; how JAX is limited to these and started |
+| choice | the GPUs that a config asks for; how JAX is limited to these and started |
 | memory | the share of a GPU's memory that JAX reserves |
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |

@@ -1,8 +1,8 @@
 """Choice of GPUs: which ones a config asks for, how sessions rotate over them, and how JAX starts on them.
 
 The process that starts the sessions of a trial calls `session_gpus`, to divide the GPUs among them. Each process
-that trains then calls `limit_jax`, so that JAX sees only the GPUs of its session, and `start_gpus`, which alone
-starts JAX's back end.
+that trains then calls `limit_jax`, so that JAX sees only the GPUs of its session, and `start_gpus`. Of the
+functions here, only `start_gpus` starts JAX's back end.
 """
 
 import os
@@ -54,10 +54,10 @@ def first_devices(devices: DevicesConfig, available: Sequence[Device], kind: str
 
     Args:
         available: devices of JAX, or their indices.
-        kind: names them in the error.
+        kind: names the available devices in the error.
 
     Raises:
-        ConfigError: there are fewer.
+        ConfigError: fewer devices are available.
     """
     count = len(available) if devices.data_parallel == "all" else devices.data_parallel
     require(count <= len(available), "devices.data_parallel", count, f"at most {len(available)} ({kind})")
@@ -69,8 +69,8 @@ class DeviceChoice(NamedTuple):
 
     gpus: tuple[Gpu, ...]  # the visible GPUs; empty with `devices.gpu = false`, where NVML is not asked
     problem: str  # why `gpus` is empty
-    learner: tuple[int, ...]  # empty: the CPU
-    actor: int | None  # None: the CPU, or the learner's device
+    learner: tuple[int, ...]  # empty if the CPU learns
+    actor: int | None  # None means the CPU, or the learner's device
     evaluator: int | None  # as `actor`
     reason: str  # why the learner has these devices
 
@@ -82,7 +82,7 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
         field: name of `devices.gpu` in messages.
 
     Raises:
-        ConfigError: this machine does not have them.
+        ConfigError: this machine does not have these GPUs.
     """
     why = f"{field} = {str(devices.gpu).lower()}"
     shown = Visible((), why) if devices.gpu is False else visible()
@@ -143,7 +143,7 @@ def session_gpus(devices: DevicesConfig, session: int) -> tuple[tuple[int, ...],
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
     names_others = [option for option in (devices.actor, devices.evaluator) if gpu_index(option) is not None]
     if use.learner and (devices.distributed or names_others):
-        return all_indices, f"{use.reason}; it sees all GPUs"
+        return all_indices, f"{use.reason}; the session sees all GPUs"
     if not use.learner or gpu_index(devices.gpu) is not None:
         return use.learner, use.reason
     block = rotate(session, len(all_indices), len(use.learner), int(offset))

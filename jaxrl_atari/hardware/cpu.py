@@ -30,7 +30,8 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/
     """The CPUs that a container's quota gives this process, such as 0.5; infinity without a quota.
 
     It is the smallest quota of the process's control group and the groups above it, of cgroup v2 (`cpu.max`) or v1
-    (`cpu.cfs_quota_us`). The number of cores does not show it: a container under `docker run --cpus 1` sees all.
+    (`cpu.cfs_quota_us`). The number of cores does not show the quota: a container under `docker run --cpus 1` sees
+    all cores of the machine.
 
     Args:
         root: where control groups are mounted.
@@ -55,7 +56,7 @@ def _quota(group: Path) -> float:
         quota, period = (group / "cpu.max").read_text().split()  # "50000 100000", or "max 100000"
         return math.inf if quota == "max" else int(quota) / int(period)
     with contextlib.suppress(OSError, ValueError):
-        quota = int((group / "cpu.cfs_quota_us").read_text())  # -1: none
+        quota = int((group / "cpu.cfs_quota_us").read_text())  # -1 means no quota
         return quota / int((group / "cpu.cfs_period_us").read_text()) if quota > 0 else math.inf
     return math.inf
 

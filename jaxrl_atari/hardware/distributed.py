@@ -25,7 +25,7 @@ def join_processes(devices: DevicesConfig) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
     Raises:
-        UserError: the options do not say who the others are, or process 0 cannot use its port.
+        UserError: the options do not say where the other processes are, or process 0 cannot use its port.
     """
     limit_jax(devices)
     coordinator = devices.coordinator

@@ -24,9 +24,9 @@ nvml: Any = pynvml  # its type annotations are incomplete
 class Gpu(NamedTuple):
     """A GPU that this process may use."""
 
-    name: str  # as in CUDA_VISIBLE_DEVICES: the UUID of the GPU or MIG slice
+    name: str  # UUID of the GPU or MIG slice, as in CUDA_VISIBLE_DEVICES
     model: str
-    memory: int  # in bytes; 0: unknown
+    memory: int  # in bytes; 0 if unknown
 
 
 class Visible(NamedTuple):
@@ -34,7 +34,7 @@ class Visible(NamedTuple):
 
     gpus: tuple[Gpu, ...]
     problem: str = ""
-    """Why there are none."""
+    """Why `gpus` is empty."""
     fault: Literal["none", "unused", "failed"] = "none"
     """`failed`: a driver or a device failed; `unused`: the software for the GPUs is not installed."""
 
@@ -125,7 +125,7 @@ def use_provider(provider: Provider) -> Provider:
 
 def gpu_provider() -> Provider:
     """The provider of this process's GPUs: `Nvidia`, unless `use_provider` has set another one."""
-    import_inherited()  # in the processes that a command starts, a file of the tests calls `use_provider`
+    import_inherited()  # in a process that a test's command starts, an inherited file calls `use_provider`
     return _provider
 
 

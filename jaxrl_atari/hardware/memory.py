@@ -27,17 +27,17 @@ NO_MEMORY = re.compile(
 
 
 def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
-    """The fraction of a GPU's memory that each of the processes which share it reserves.
+    """The fraction of a GPU's memory that each process reserves, where one or several use the GPU.
 
-    `devices.memory_fraction` sets it. Otherwise they reserve at most 90% together, and `BESIDE_THE_POOL` bytes per
-    process stay free.
+    `devices.memory_fraction` sets it. Otherwise, processes that share a GPU reserve at most 90% together, and
+    `BESIDE_THE_POOL` bytes per process stay free.
 
     Args:
         sharing: number of processes on the GPU.
         total: memory of the GPU in bytes; 0 if it is unknown.
 
     Returns:
-        The fraction. None: JAX's own (75%), or the one that the user has set in the environment.
+        The fraction. None: JAX's default (75%), or what the user has set in the environment.
 
     Raises:
         ConfigError: the GPU is too small for so many processes, or the fractions add up to more than 1.
@@ -78,7 +78,7 @@ def do_not_preallocate() -> None:
 
 @contextlib.contextmanager
 def out_of_memory_advice(minibatch_size: int, num_envs: int) -> Iterator[None]:
-    """Turns JAX's out-of-memory error into a `UserError` that names these fields, to lower them."""
+    """Turns JAX's out-of-memory error into a `UserError` that says which options to lower."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:

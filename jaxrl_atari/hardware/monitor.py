@@ -18,7 +18,7 @@ GPU_COLUMNS = {
     "gpu_power_watts": (lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, np.sum),
     "gpu_temperature_c": (lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU), np.max),
 }
-"""Name of a column -> how NVML reads it for one GPU, and how the values of several GPUs are joined."""
+"""Name of a column -> how NVML reads it for one GPU, and how the values of several GPUs are combined."""
 
 
 def read_gpus(names: Sequence[str]) -> list[float]:
@@ -42,9 +42,13 @@ def mean_of_known(values: Sequence[float]) -> float:
 def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, float]]]:
     """Samples the GPUs once a second, in a thread, until the end of the `with` block.
 
-    The block gets a function. Each call of it returns the means of `GPU_COLUMNS` since the last call,
-    `cpu_percent`, the CPU use since then (100 is one core), and `rss_gib`, the memory now; runs/columns.py defines
-    the columns. Readings that fail are left out of a mean, and without any it is NaN: no failure stops training.
+    The block gets a function. Each call of the function returns these columns, which runs/columns.py defines:
+
+    - the columns of `GPU_COLUMNS`: means of the samples since the last call
+    - `cpu_percent`: CPU use of this process since the last call; 100 is one core
+    - `rss_gib`: memory of this process now
+
+    A reading of a GPU that fails is left out of the mean. If all fail, the mean is NaN. No failure stops training.
 
     Args:
         devices: the JAX devices in use, whose back end has started.

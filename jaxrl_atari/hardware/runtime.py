@@ -44,7 +44,7 @@ def require_not_started(field: str, value: Any) -> None:
 
 def use_deterministic_kernels() -> None:
     """Adds `DETERMINISTIC` to XLA_FLAGS. Raises `ConfigError` if JAX has started on a GPU without this flag."""
-    # XLA reads its autotuning cache before this flag, and the cache key does not include it.
+    # XLA reads its autotuning cache before it obeys the flag, and the keys of that cache do not include the flag.
     jax_config.update("jax_persistent_cache_enable_xla_caches", "none")
     flags = os.environ.get("XLA_FLAGS", "")
     if DETERMINISTIC not in flags:
@@ -62,7 +62,7 @@ def numeric_settings() -> dict[str, Any]:
 
 @cache
 def compile_clock() -> Callable[[], float]:
-    """Starts to count the seconds that XLA spends compiling in this process; the result returns the count."""
+    """Starts counting the seconds that XLA spends compiling in this process. Returns a function with the count."""
     total = [0.0]
 
     def count(event: str, duration_secs: float, **_: Any) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.output import counted
 
 MALLOC = {
     -3: 32 << 20,  # M_MMAP_THRESHOLD
@@ -37,12 +38,13 @@ def tune_process() -> tuple[str, ...]:
 
 
 def _limit_emulator_threads() -> list[str]:
-    """Sets one emulator thread per CPU of a quota, unless the user has chosen. More would only take turns."""
+    """Sets one emulator thread per CPU of a quota, unless the user has chosen. More threads would take turns."""
     cores = cpu.emulator_cores()
     if cores == cpu.usable_cores() or THREADS in os.environ:
         return []
     os.environ[THREADS] = str(cores)
-    return [f"this process may use {cpu.cpu_quota():g} CPUs (a quota): emulator threads: {cores}"]
+    cpus = counted(cpu.cpu_quota(), "CPU")
+    return [f"a quota limits this process to {cpus}, so each pool has {counted(cores, 'emulator thread')}"]
 
 
 def _keep_freed_memory() -> None:
@@ -89,9 +91,10 @@ def _cache_compiled_programs() -> list[str]:
 
 
 def _remove_damaged_programs(folder: Path) -> list[str]:
-    """Removes those programs written since the last start that cannot be read. Returns a line if there were any.
+    """Removes programs that cannot be read, of those written since the last start. Returns a line if it found any.
 
-    A full disk truncates programs. JAX warns of a damaged one and compiles it again, but never replaces its file.
+    A full disk truncates programs. JAX warns of a damaged program and compiles it again, but never replaces the
+    file.
     """
     for name in ("compression.zstd", "zstandard", "zlib"):  # JAX compresses with the first one installed
         with contextlib.suppress(ImportError):
@@ -99,7 +102,7 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
             break
     checked = folder / "checked"
     since = checked.stat().st_mtime if checked.exists() else 0.0
-    if since > time.time():  # the clock was set back: what was written since then looks older
+    if since > time.time():  # the clock was set back, so newer files look older
         since = 0.0
     checked.touch()
     damaged = []

@@ -24,7 +24,7 @@ class Options:
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run, a suite or a search."""
     others: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """More of them."""
+    """More such directories."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -17,7 +17,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.files import read_json, read_result
 
 GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
-"""Template of the page of a game. A report shows only pages with its script."""
+"""Template of the page of a game. A report embeds only pages that have the script of this template."""
 
 
 def evaluation_file(session_dir: Path, env_steps: int) -> Path:
@@ -38,11 +38,11 @@ def game_file(video: Path) -> Path:
 def evaluations(directory: Path) -> list[dict[str, Any]]:
     """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
-    Each has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy` and `mean`; a result of all sessions also has
-    `session_means`.
+    Each result has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy` and `mean`. A result of all sessions
+    also has `session_means`.
 
     Raises:
-        UserError: as `read_result`, or the returns of a result are no numbers.
+        UserError: as `read_result`, or the returns of a result are not numbers.
     """
     found = []
     for path in directory.glob("evaluation*.json"):
@@ -58,8 +58,9 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
 def written_at(file: Path) -> float:
     """The time at which a result or a video was made, in seconds since 1970 (UTC).
 
-    It is the `date` in the JSON file of a result, which copies keep. A video's date is in `video_STEP.json` or, if
-    there is no such file, in the `evaluation_STEP.json` of its evaluation. Without a date, it is the file's time.
+    It is the `date` in the JSON file of a result, because a copy of the file keeps that date. A video's date is in
+    `video_STEP.json` or, if there is no such file, in the `evaluation_STEP.json` of its evaluation. If there is no
+    date, the time is that of the file's last change.
     """
     described = [file.with_suffix(".json"), file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")]
     for path in filter(Path.is_file, described):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Okabe & Ito 2008, "Color Universal Design", without black and yellow, which is too pale for lines."""
+"""Okabe & Ito 2008, "Color Universal Design", without black, and without yellow, which is too pale for lines."""
 GREY = "#555555"
 
 SESSION_PANELS = {
@@ -101,20 +101,21 @@ def save_figure(figure: "Figure", directory: Path, name: str, source: str | None
 def is_drawn(graph: Path, source: str) -> bool:
     """Whether a graph, an SVG file, exists and shows the data with this digest.
 
-    Times of files do not tell: a clock may have been set back, and a copy has new times.
+    The times of files are not compared: a clock may have been set back, and a copy has new times.
     """
     return graph.is_file() and f"<dc:source>{source}</dc:source>" in graph.read_text("utf-8", errors="replace")
 
 
 def digest_of(*values: Any) -> str:
-    """A digest of values and of this package's version, by which a graph is known to show them."""
+    """A digest of values and of this package's version. A graph keeps the digest of what it shows (`is_drawn`)."""
     return hashlib.sha256(repr((__version__, values)).encode()).hexdigest()
 
 
 def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps") -> str:
-    """The digest of a graph of runs, which are given with their names in its legend.
+    """The digest of a graph of runs. Each run comes with its name in the legend.
 
-    It covers their config, their log points and evaluations, and which of their sessions have ended early.
+    The digest covers these names, the configs of the runs, their log points and evaluations, and which of their
+    sessions have ended early.
     """
     content: list[Any] = []
     for name, run in runs:

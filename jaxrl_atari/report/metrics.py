@@ -11,7 +11,7 @@ i = 1..N. The columns that the metrics need:
 
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
 str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how early,
-how steadily, and how similarly over sessions. Strength is a mean of str_i, the others are ratios of sums of them.
+how steadily, and how similarly over sessions. Strength is a mean of str_i, the others are ratios of sums of str_i.
 A session whose sum of str_i is not positive, because it is no better than random play, has none of the four.
 """
 
@@ -70,7 +70,7 @@ def _ratio(numerator: np.floating, denominator: np.floating) -> float:
 
 
 def efficiency(strengths: np.ndarray, steps: np.ndarray) -> float:
-    """sum_i (str_i / t_i) / sum_i str_i, in 1 / step: the larger, the earlier the agent is strong.
+    """sum_i (str_i / t_i) / sum_i str_i, in 1 / step. It is larger if the agent is strong earlier.
 
     Args:
         strengths: str `[N]`.
@@ -179,9 +179,9 @@ def align_sessions(
     """A column of several sessions at common points along another column.
 
     The points are those of the session that goes furthest along `along`. Between log points, values are
-    interpolated linearly. A session is NaN before its first finite value and keeps its last value after its last
-    log point. The sessions of a mean end at nearly the same env steps (`summary.members`), but not after the same
-    hours.
+    interpolated linearly. The values of a session are NaN before its first finite value, and stay at its last
+    value after its last log point. The sessions of a mean end at nearly the same env steps
+    (`summary.choose_members`), but not after the same hours.
 
     Returns:
         The points `[N]`, and the values `[sessions, N]`.

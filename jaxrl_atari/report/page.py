@@ -110,7 +110,7 @@ def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _changes(resumed: Any) -> list[tuple[str, str]]:
-    """The changed options of each start in the `resumed` of a config.json; other content is left out."""
+    """The options that each resume changed, from `resumed` in config.json. Malformed entries are skipped."""
     rows = []
     for start in resumed if isinstance(resumed, list) else []:
         changed = start.get("changed") if isinstance(start, dict) else None
@@ -151,10 +151,10 @@ def _prepare_run(run_dir: Path) -> dict[str, Any]:
 
 
 def _read_game_page(video: Path) -> GamePage | None:
-    """The page of the game in a video; None if there is none, or if its script is not that of this version.
+    """The page of the game in a video; None if there is none, or if it has the script of another version.
 
-    Pages of other versions are linked. The report allows the shipped script alone, by its digest, so that a run of
-    unknown origin cannot bring one of its own.
+    The report only links to pages of other versions. It allows the shipped script alone, by its digest, so that a
+    run of unknown origin cannot bring a script of its own.
     """
     path = game_file(video)
     if not path.is_file():

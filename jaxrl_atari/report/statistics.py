@@ -19,7 +19,7 @@ before they are aggregated.
 
 Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
 how often the intervals cover the true value; docs/paper.md has the table. `bootstrap_interval` is the interval of
-rliable, which results.json and comparison.json have besides.
+rliable, which results.json and comparison.json also have.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -167,7 +167,8 @@ def estimate(statistic: Statistic, *suites: Scores) -> Estimate:
         return Estimate(value, None, "the sessions show no spread")
     if statistic.exact is not None and abs(statistic.exact(*games) - value) > spread:
         count = sum(scores.size for scores in games[0])
-        reason = f"a quarter of {count} scores is no whole number, and cutting {count // 4} at each end biases it"
+        cut = count // 4
+        reason = f"a quarter of {count} scores is not a whole number, and cutting {cut} at each end biases the IQM"
         return Estimate(value, None, reason)
     half_width = float(spread * stdtrit(_degrees_of_freedom(parts.var(axis=-1), games), UPPER))
     return Estimate(value, (max(value - half_width, statistic.low), min(value + half_width, statistic.high)))

@@ -49,7 +49,7 @@ def left_out_text(summary: Mapping[str, Any]) -> str:
     steps = summary["common_env_steps"]
     members = len(summary["sessions"])
     if steps is not None and members > 1:
-        parts.append(f"compared at {steps:,.0f} env steps, which the {members} have reached")
+        parts.append(f"compared at {steps:,.0f} env steps, which these {members} sessions have reached")
     return "; ".join(parts)
 
 
@@ -61,7 +61,7 @@ def sessions_text(summary: Mapping[str, Any]) -> str:
 
 
 def own_settings(summary: Mapping[str, Any]) -> str:
-    """The settings of a run that are shown beside reference scores: those in which its learning rule may differ.
+    """The settings of a run as they are shown beside reference scores, which may have been made with others.
 
     An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
     """

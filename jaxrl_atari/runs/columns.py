@@ -29,7 +29,7 @@ COLUMNS = {
     "return_ma": Column("charts", "game points", "mean of return_mean over the last 1M env steps; the score"),
     "episode_length": Column("charts", "env steps", "mean length of the last 100 finished games"),
     "learning_rate": Column("charts", "", "Adam's step size in the next update"),
-    "loss": Column("losses", "", "what the gradient is of"),
+    "loss": Column("losses", "", "the function whose gradient is taken"),
     "policy_loss": Column("losses", "", "clipped surrogate loss"),
     "value_loss": Column("losses", "", "clipped value loss, before the value coefficient"),
     "entropy": Column("losses", "nats", "entropy of the policy"),
