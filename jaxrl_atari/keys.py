@@ -2,9 +2,9 @@
 
     key = new_key(seed)                     the seed of a session
     fold_in(key, u)    u < 2**31            update u, split into one key to act and one to learn
-    fold_in(key, NETWORK)                   first parameters of the network
-    fold_in(key, EVALUATION)                actions of an evaluation
-    fold_in(key, ALGORITHM)                 what `Algorithm.init` draws
+    fold_in(key, NETWORK_STREAM)            first parameters of the network
+    fold_in(key, EVALUATION_STREAM)         actions of an evaluation
+    fold_in(key, ALGORITHM_STREAM)          what `Algorithm.init` draws
 
 The key to act is folded with the step and the environment (`rollout.py`); `algorithm.update` lists the streams of
 the key to learn. Seeds of games come from NumPy (`envs/__init__.py`).
@@ -15,9 +15,9 @@ import jax
 IMPLEMENTATION = "threefry2x32"
 """The implementation of all random keys, whatever JAX_DEFAULT_PRNG_IMPL says: a checkpoint holds one."""
 
-NETWORK = 2**31
-EVALUATION = 2**31 + 1
-ALGORITHM = 2**31 + 2
+NETWORK_STREAM = 2**31
+EVALUATION_STREAM = 2**31 + 1
+ALGORITHM_STREAM = 2**31 + 2
 
 
 def new_key(seed: int) -> jax.Array:

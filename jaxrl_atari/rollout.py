@@ -189,11 +189,15 @@ def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
 
 
 class EnvGroup:
-    """Environments that step together on one device, and what their next rollout goes on from.
+    """Environments that step together on one device, and what their next rollout starts from.
 
-    `collect` plays a rollout (`begin`). Between two rollouts the group can be saved in a checkpoint, and another
-    one can go on from there (`resume`). `take_games` returns the actions since its last call, so each call counts;
-    `in_progress` and `carry` only read.
+    `collect` plays its rollouts (`new_rollout`). Between two of them a checkpoint takes what `take_games` returns,
+    and `past.carry`; another group goes on from these (`resume`).
+
+    Attributes:
+        newest: the emulators' newest step.
+        episodes: counts the games in progress.
+        past: what the policy saw and remembers before that step.
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -225,21 +229,21 @@ class EnvGroup:
         self._env_index = jax.device_put(numbers, device)
         with jax.default_device(device):
             past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
-        self._go_on(pool.reset(), EpisodeCounter(pool.num_envs), past)
+        self._start_from(pool.reset(), EpisodeCounter(pool.num_envs), past)
 
-    def _go_on(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
-        """Sets what the next rollout goes on from: the newest step, the games in progress, and what was seen."""
+    def _start_from(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
+        """Sets what the next rollout starts from."""
         self.newest = newest
         self.episodes = episodes
         self.past = jax.device_put(past, self.device)
 
-    def begin(self, key: jax.Array) -> "GroupRollout":
-        """Starts a rollout whose actions derive from `key`. Its `finish` comes before the next one begins."""
+    def new_rollout(self, key: jax.Array) -> "GroupRollout":
+        """A rollout before its step 0, whose actions derive from `key`. It is finished before the next one."""
         key = jax.device_put(key, self.device)
         return GroupRollout(self, begin_rollout(self.past, key, self._env_index, self.rollout_length))
 
     def take_games(self) -> tuple[GamesInProgress, Segment] | None:
-        """The games in progress, between two rollouts, and the actions since the last call.
+        """The games in progress, between two rollouts, and the actions since the last call: each call counts.
 
         Returns:
             None if the back end keeps no record of its games.
@@ -249,31 +253,24 @@ class EnvGroup:
             return None
         return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
 
-    def in_progress(self) -> np.ndarray:
-        """Return and env steps of each game in progress, float64 [B, 2]."""
-        return self.episodes.in_progress
-
-    def carry(self) -> Any:
-        """Between two rollouts, what the next one starts from: a network's memory, [B, ...]; `()` without one."""
-        return self.past.carry
-
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
         """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`.
 
         Args:
-            carry: what `carry` returned when the checkpoint was written.
+            games: the first part of what `take_games` returned when the checkpoint was written.
+            carry: `past.carry` of that time.
         """
         newest, frames, age, episodes = replay(self.pool, games)
         past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
-        self._go_on(newest, episodes, past)
+        self._start_from(newest, episodes, past)
 
 
 class GroupRollout:
     """A rollout of a group while it is played.
 
-    In each step 0 to T - 1, `collect` calls `choose`, which starts the policy and does not wait for it; `send`,
-    which waits for its actions and gives them to the emulators; and `receive`, which records what they answer. In
-    step T it calls only `choose`, for the bootstrap value, and then `finish`.
+    In each step 0 to T - 1, `collect` calls `start_policy`, which does not wait for the actions; `send`, which
+    waits for them and gives them to the emulators; and `receive`, which records what these answer. In step T it
+    calls only `start_policy`, for the bootstrap value, and then `finish`.
 
     Args:
         group: its `newest` and `episodes` change with each step.
@@ -293,7 +290,7 @@ class GroupRollout:
         self.waited_seconds = 0.0  # for the emulators
         self.env_steps = 0  # auto-reset steps do not count
 
-    def choose(self, params: Any) -> jax.Array:
+    def start_policy(self, params: Any) -> jax.Array:
         """Starts the policy on the newest frames, and returns the action of each environment, int32 [B].
 
         The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
@@ -309,7 +306,7 @@ class GroupRollout:
         return action
 
     def send(self, action: jax.Array) -> None:
-        """Waits for the actions and starts the emulators. On the transfer, see `choose`."""
+        """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
         with jax.transfer_guard_device_to_host("allow"):
             actions = np.asarray(action)
         self.group.pool.send(actions)
@@ -366,21 +363,21 @@ def collect(
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
     length = groups[0][0].rollout_length
-    playing = [[group.begin(key) for group in on_device] for on_device in groups]
+    playing = [[group.new_rollout(key) for group in on_device] for on_device in groups]
     # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A
     # turn is a list of (rollout of a group, parameters), one for each device.
     turns = [list(zip(turn, params, strict=True)) for turn in zip(*playing, strict=True)]
     games: list[FinishedGame] = []
     started = 0.0
     # Each turn receives the step before and starts the next one, so that the emulators of one group run while the
-    # policy acts for another. Step T is only chosen, for its value; the next rollout draws an action of its own.
+    # policy acts for another. The actions of step T are not sent: the next rollout draws its own.
     for t in range(length + 1):
         for turn in turns:
             actions = []
             for rollout, group_params in turn:
                 if t > 0:
                     games += rollout.receive(t - 1)
-                actions.append(rollout.choose(group_params))
+                actions.append(rollout.start_policy(group_params))
             if t < length:
                 for (rollout, _), action in zip(turn, actions, strict=True):
                     rollout.send(action)

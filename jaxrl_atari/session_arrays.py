@@ -8,7 +8,7 @@ import jax
 
 from jaxrl_atari.algorithm import Algorithm, find_algorithm, init_train_state, resolved_options
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
-from jaxrl_atari.keys import ALGORITHM, NETWORK, new_key
+from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.networks import init_params, make_module
 
 
@@ -62,6 +62,6 @@ def _placed(shapes: Any, device: jax.Device) -> Any:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _first_arrays(module: nn.Module, algorithm: Algorithm, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
-    params = init_params(module, jax.random.fold_in(key, NETWORK))
-    train_state = init_train_state(params, config, algorithm, jax.random.fold_in(key, ALGORITHM))
+    params = init_params(module, jax.random.fold_in(key, NETWORK_STREAM))
+    train_state = init_train_state(params, config, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
     return {"train_state": train_state, "key": key}

@@ -45,7 +45,7 @@ class SessionGames:
 
     def in_progress(self) -> np.ndarray:
         """Return and env steps so far of each game in progress, float64 [B, 2]."""
-        return np.concatenate([group.in_progress() for group in self._all()])
+        return np.concatenate([group.episodes.in_progress for group in self._all()])
 
     def resume(self, games: GamesInProgress, carry: dict[str, np.ndarray]) -> None:
         """Plays the games of a checkpoint again up to where they were, so that they continue there.
@@ -70,7 +70,7 @@ class SessionGames:
             return {}, []
         games, segments = zip(*recorded, strict=True)
         items: dict[str, Any] = {"games": join(games)._asdict()}
-        carry = join_carries([group.carry() for group in self._all()])
+        carry = join_carries([group.past.carry for group in self._all()])
         if carry:
             items["carry"] = carry
         return items, list(segments)
@@ -148,7 +148,7 @@ def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
 def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
     """The carry of a group, from what `join_carries` returned."""
     envs = slice(group.first_env, group.first_env + group.pool.num_envs)
-    leaves, structure = jax.tree.flatten(group.carry())
+    leaves, structure = jax.tree.flatten(group.past.carry)
     return structure.unflatten([saved[str(number)][envs] for number in range(len(leaves))])
 
 

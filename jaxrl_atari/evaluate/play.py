@@ -24,7 +24,7 @@ from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.evaluate.pools import make_evaluation_pool
 from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
-from jaxrl_atari.keys import EVALUATION, new_key
+from jaxrl_atari.keys import EVALUATION_STREAM, new_key
 from jaxrl_atari.networks import Outputs
 
 SECONDS_BETWEEN_LINES = 30
@@ -98,7 +98,7 @@ def play(
     """
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # keeps an evaluation on the CPU off a GPU that trains
-        key = jax.random.fold_in(new_key(seed), EVALUATION)
+        key = jax.random.fold_in(new_key(seed), EVALUATION_STREAM)
         carry = policy.initial_carry(pool.num_envs)
     step = pool.reset()
     actions = None

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.algorithm import ReadMetrics
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
@@ -58,7 +57,7 @@ class SessionLog:
         self._monitor = monitor
         self._start = time.monotonic()
         self.compiling = True
-        self._newest: ReadMetrics | None = None
+        self._newest: Callable[[], dict[str, float]] | None = None
         self._metrics = list(unlogged)  # since the last log point
         self._optimizer_steps = optimizer_steps  # of all updates that were read
         self._steps_per_update = steps_per_update
@@ -104,7 +103,9 @@ class SessionLog:
         self._phase = name
         self._phase_start = now, compiled
 
-    def after_update(self, metrics: ReadMetrics, learning_rate: float, acting: tuple[float, float]) -> None:
+    def after_update(
+        self, metrics: Callable[[], dict[str, float]], learning_rate: float, acting: tuple[float, float]
+    ) -> None:
         """Shows the progress after an update, and writes a log point if one is due.
 
         Args:
