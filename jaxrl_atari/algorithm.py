@@ -26,9 +26,6 @@ from jaxrl_atari.registry import ALGORITHMS
 Metrics = dict[str, jax.Array]
 """Name -> a number, []. A new name needs no entry anywhere to be logged."""
 
-ReadMetrics = Callable[[], dict[str, float]]
-"""Waits for an update and returns its metrics."""
-
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
 """Metrics of `update` itself, which no algorithm may return under these names."""
 
@@ -84,11 +81,6 @@ class Algorithm(NamedTuple):
     coefficients: Mapping[str, float] = FrozenDict()
 
 
-def network_alone(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
-    """`Algorithm.init` of an algorithm without further parameters or `extra`. It draws nothing."""
-    return params, ()
-
-
 # --- The update --------------------------------------------------------------------------------------------------
 
 
@@ -142,9 +134,8 @@ def update(
     rollout = with_conventions(rollout, config)
     optimizer = algorithm.optimizer(config)
     mean = Mean.over(rollout.weight, shard)
-    prepared = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
-    check_extra(state.extra, prepared[0].extra)
-    state, samples, rollout_metrics = prepared
+    prepared_state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    check_extra(state.extra, prepared_state.extra)
     check_samples(samples, rollout)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
@@ -177,11 +168,11 @@ def update(
 
     indices = draw_minibatches(key, rollout, config, shard)
     if config.target_kl is None:
-        state, metrics = lax.scan(step, state, indices)
+        state, metrics = lax.scan(step, prepared_state, indices)
         metrics = jax.tree.map(jnp.mean, metrics)
     else:
         epochs = indices.reshape(config.epochs, -1, indices.shape[-1])
-        state, metrics = scan_epochs(step, state, epochs, config.target_kl)
+        state, metrics = scan_epochs(step, prepared_state, epochs, config.target_kl)
     check_metrics(rollout_metrics, OWN_METRICS | metrics.keys())
     return state, metrics | rollout_metrics
 

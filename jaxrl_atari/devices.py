@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxrl_atari.checks import check_fields
-from jaxrl_atari.config import DevicesConfig, NetworkConfig
+from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.fast import forms
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible
-from jaxrl_atari.networks import Networks
 from jaxrl_atari.option_forms import GpuOption
 
 
@@ -32,6 +30,11 @@ class Placement(NamedTuple):
     def home(self) -> jax.Device:
         """The learner's first device in this process."""
         return next(d for d in self.learner if d.process_index == jax.process_index())
+
+    @property
+    def platforms(self) -> tuple[str, str]:
+        """The platforms that learn and act, as `network_forms.make_networks` takes them."""
+        return network_platform(*self.learner), network_platform(*self.actors)
 
 
 def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
@@ -78,12 +81,6 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
     options = DevicesConfig(gpu=gpu)
     check_fields(options, "devices.")
     return place(options, field).home
-
-
-def make_networks(config: NetworkConfig, num_actions: int, placement: Placement) -> Networks:
-    """The networks of a session on its devices. Equal arguments give the same objects."""
-    learner = network_platform(*placement.learner)
-    return forms.networks_for(config, num_actions, learner, network_platform(*placement.actors))
 
 
 # --- Check of placement ------------------------------------------------------------------------------------------

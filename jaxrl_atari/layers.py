@@ -4,18 +4,19 @@ XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, whe
 naive loops (https://github.com/jax-ml/jax/issues/12868), 10 to 30 times slower than they need be. A forward
 convolution is fast there. So a `Conv` with `for_cpu` writes its gradients out (`jax.custom_vjp`):
 
-- **Space-to-depth** (`space_to_depth`, `block_kernel`). Padding and cutting an image into blocks of stride x
-  stride pixels makes any convolution one of stride 1, with zeros in the kernel where the stride does not divide
-  its size.
+- **Space-to-depth** (`space_to_depth`, `block_kernel`). The image is padded and cut into *blocks* of stride x
+  stride pixels, whose pixels become channels. That makes any convolution one of stride 1, with zeros in the
+  kernel where the stride does not divide its size.
 - **The gradient for the input** (`input_gradient`) is then a forward convolution: of the output's gradient, with
   the kernel turned by 180 degrees.
-- **The gradient for the kernel** (`kernel_gradient`) is a matrix product.
+- **The gradient for the kernel** (`kernel_gradient`) is a matrix product: of the output's gradient, and the pixels
+  of each row of a window, *side by side*.
 
-Data that is only moved is moved as integers (`as_words`): XLA's CPU backend copies these faster than bfloat16, and
-four uint8 fastest as one uint32, a *word*.
+Data that is only moved is viewed as integers, as *words* (`as_words`): XLA's CPU backend copies these faster than
+bfloat16, and four uint8 fastest as one uint32.
 
 Without `for_cpu`, as on a GPU, `Conv` is a plain convolution. A network has a field `for_cpu`, which it passes to
-its layers as it does `dtype`. `fast/forms.py` sets both.
+its layers as it does `dtype`. `network_forms.py` sets both.
 """
 
 from collections.abc import Callable
@@ -131,20 +132,22 @@ def cpu_convolution(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dt
 
 
 def _forward(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> tuple[jax.Array, Any]:
+    """The output, and what its gradients need."""
     blocks = from_words(space_to_depth(as_words(x), kernel.shape[:2], stride, pads))
     w = block_kernel(kernel, stride)
     return _stride_1(blocks.astype(dtype), w.astype(dtype), "VALID", dtype), (x, kernel)
 
 
 def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array]:
+    """The gradients for x and kernel, from that for the output, `[N, h, w, O]`."""
     x, kernel = saved
     g = g.astype(dtype)
 
-    # It was computed as a convolution of stride 1: of `w` and the blocks of x. Both arrangements only move data or
-    # pad it, and JAX derives their transposes.
     def to_blocks(x: jax.Array) -> jax.Array:
         return space_to_depth(x, kernel.shape[:2], stride, pads)
 
+    # The gradients are those of a convolution of stride 1, of w and the blocks of x. `block_kernel` and
+    # `to_blocks` only move data or pad it, and JAX derives their transposes, which bring the gradients back.
     w, from_block_kernel = jax.vjp(lambda kernel: block_kernel(kernel, stride), kernel)
     (d_kernel,) = from_block_kernel(kernel_gradient(to_blocks(as_words(x)), g, w.shape, dtype))
     if x.dtype == jnp.uint8:
@@ -164,7 +167,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
     window's row, side by side. The left one holds the output's gradient, shifted once for each row of the window.
 
     Args:
-        words: the input as `as_words`, `[N, h + height - 1, w + width - 1, C]`.
+        words: the input as `as_words` views it, `[N, h + height - 1, w + width - 1, C]`.
         g: the gradient for the output, `[N, h, w, O]` in `dtype`.
         shape: of the kernel, (height, width, C, O).
 
@@ -204,6 +207,7 @@ def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _stride_1(x: jax.Array, kernel: jax.Array, pads: str | Pads, dtype: Any) -> jax.Array:
+    """XLA's forward convolution of stride 1, in `sum_type(dtype)`."""
     return lax.conv_general_dilated(
         x, kernel, (1, 1), pads, dimension_numbers=DIMENSION_NUMBERS, preferred_element_type=sum_type(dtype)
     )
@@ -262,7 +266,7 @@ def side_by_side(words: jax.Array, width: int) -> jax.Array:
     """The pixels of each row of a window side by side: `[N, H, w + width - 1, C]` -> `[N, H, w, width * C]`.
 
     Args:
-        words: the image as `as_words`. The result is no longer in words.
+        words: the image as `as_words` views it. The result is no longer in words.
     """
     w = words.shape[2] - width + 1
     pixels = jnp.stack([words[:, :, j : j + w] for j in range(width)], axis=-2)

@@ -112,8 +112,8 @@ class Mean:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # Divided before the sum here, and after it in `moments`. The two orders are there only to keep the bits of
-        # old runs: unify them with the next change of the bits.
+        # `moments` divides after the sum. Both orders are right and differ by rounding. They are kept because
+        # either change would change the bits of every run: unify them with the next change of the bits.
         chex.assert_equal_shape([x, self.weight])
         return self.sum(jnp.sum(self.weight / self.total * x))
 

@@ -1,15 +1,27 @@
 """Networks: frame stacks in, policy logits and a value out.
 
-A network is a `flax.linen.Module`, here `NatureActorCritic`, `ImpalaActorCritic` and, with a memory, `NatureLSTM`.
-Its fields are
+A network is a `flax.linen.Module`: here `NatureActorCritic`, `ImpalaActorCritic` and, with a memory, `NatureLSTM`;
+`register_network` adds one from a file of your own, as in `docs/idea.md`. Each of them has:
 
-    num_actions    of the game
+**Fields**, which the package sets. Further fields have defaults, and values that can be hashed.
+
+    num_actions    A, of the game
     dtype          type of the torso's arithmetic, float32 or bfloat16; parameters are float32
     for_cpu        optional: whether to compute gradients in the way that is fast on CPUs, which `layers.Conv` and
                    `layers.in_chunks` are given. True where only CPUs compute it, or `network.conv` is `matmul`
 
-The rest of the package knows it as pure functions, a `Network`, which `fast/forms.py` makes of the module.
-`register_network` adds one of your own from a file of your own; `docs/idea.md` has an example.
+**A call**, `module(stacks)`: of frame stacks, uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
+or a pair, logits float32 [N, A] and value float32 [N]. A logit of -1e9 rules an action out; -inf would make the
+entropy NaN.
+
+**Parameters**, and no other variables: layers with statistics or random numbers, such as batch normalisation,
+spectral normalisation and dropout, are refused. Layer and group normalisation work.
+
+**A memory**, if it is recurrent: a method `initial_carry(num_envs)` returns what it remembers before the first
+game, any pytree [num_envs, ...]. Its call is `module(stacks, first, carry)`, the fields of an `Observation`, and
+returns `Outputs` with the new carry.
+
+The rest of the package knows a network as pure functions, a `Network`: `network_forms.py` makes it of the module.
 """
 
 from collections.abc import Callable
@@ -42,7 +54,7 @@ class Observation(NamedTuple):
 class Outputs(NamedTuple):
     """Output of a network for an `Observation`."""
 
-    logits: jax.Array  # float32 [N, A]
+    logits: jax.Array  # float32 [N, A], of a categorical distribution over the actions
     value: jax.Array  # float32 [N]
     carry: Any = ()  # [n, ...]: the memory of each environment after its last step here
     features: jax.Array | None = None  # [N, F]: the input of the heads, where a network gives it
@@ -157,8 +169,7 @@ class ImpalaActorCritic(nn.Module):
     Three sections of 16, 32 and 32 channels, each a convolution, a max pooling and two residual blocks: 15
     convolutions. Then 256 features. 1,091,031 parameters with 6 actions.
 
-    Not as in the paper: no LSTM, no input of the last action and reward, and orthogonal initialisation as in
-    `NatureActorCritic`.
+    Differences from the paper: no LSTM, no input of the last action and reward, and orthogonal initialisation.
     """
 
     num_actions: int
@@ -237,13 +248,16 @@ class NatureLSTM(nn.Module):
 
 # --- Modules as functions ----------------------------------------------------------------------------------------
 
+PARAMETERS_ALONE = "parameters alone (the collection `params`), and no random numbers"
+"""What is expected of a network's variables, in messages."""
+
 
 def register_network(name: str, network: Callable[..., nn.Module]) -> None:
     """Lets a config choose a network of your own, as in `--network.name tiny`.
 
     Args:
         name: a new name. A later network of the same name replaces the earlier one.
-        network: a class of modules with the fields that `networks.py` lists; or a `functools.partial` of one that
+        network: a class of modules, as the top of this file describes them; or a `functools.partial` of one that
             sets fields of its own.
 
     Raises:
@@ -256,7 +270,7 @@ def register_network(name: str, network: Callable[..., nn.Module]) -> None:
 
 
 def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float32) -> nn.Module:
-    """The module of a config.
+    """The module of a config, for `init_params`. To compute with it, see `network_forms.make_network`.
 
     Args:
         dtype: type of the torso's arithmetic.
@@ -274,33 +288,6 @@ def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float3
     return module
 
 
-def initial_carry(module: Any, num_envs: int) -> Any:
-    """What a network remembers before its first game, `[num_envs, ...]`: `()` unless it is recurrent."""
-    return module.initial_carry(num_envs) if _has_memory(module) else ()
-
-
-def is_recurrent(carry: Any) -> bool:
-    """Whether a carry is that of a recurrent network: it holds something."""
-    return bool(jax.tree.leaves(carry))
-
-
-_PARAMETERS_ALONE = "parameters alone (the collection `params`), and no random numbers"
-
-
-def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
-    """The `Apply` of a module. One that is not recurrent is called with the stacks alone, and may return a pair.
-
-    Raises:
-        ConfigError: the network draws random numbers.
-        ValueError: the network is recurrent, but the observation has no memory.
-    """
-    try:
-        outputs: Any = module.apply({"params": params}, *_inputs(module, observation))
-    except flax.errors.InvalidRngError as error:
-        raise ConfigError("network", type(module).__name__, _PARAMETERS_ALONE, f"flax says: {error}") from error
-    return Outputs(*outputs)
-
-
 def init_params(module: nn.Module, key: jax.Array) -> Any:
     """The first parameters, float32; the same in every form of the network.
 
@@ -310,19 +297,28 @@ def init_params(module: nn.Module, key: jax.Array) -> Any:
     variables = module.init(key, *_inputs(module, empty_observation(module)))
     others = ", ".join(sorted(set(variables) - {"params"}))
     hint = f"it also has the collection {others}, which no update would change"
-    require(not others, "network", type(module).__name__, _PARAMETERS_ALONE, hint)
+    require(not others, "network", type(module).__name__, PARAMETERS_ALONE, hint)
     return variables["params"]
+
+
+def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
+    """The `Apply` of a module.
+
+    Raises:
+        ConfigError: the network draws random numbers.
+        ValueError: the network is recurrent, but the observation has no memory.
+    """
+    try:
+        outputs: Any = module.apply({"params": params}, *_inputs(module, observation))
+    except flax.errors.InvalidRngError as error:
+        raise ConfigError("network", type(module).__name__, PARAMETERS_ALONE, f"flax says: {error}") from error
+    return Outputs(*outputs)  # of a pair too
 
 
 def empty_observation(module: nn.Module, samples: int = 1) -> Observation:
     """Black stacks at the start of a game, each in an environment of its own."""
     stacks = jnp.zeros((samples, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
     return Observation(stacks, jnp.ones(samples, bool), initial_carry(module, samples))
-
-
-def _has_memory(module: nn.Module) -> bool:
-    """Whether a network is recurrent: it then has a method `initial_carry(num_envs)`."""
-    return hasattr(module, "initial_carry")
 
 
 def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
@@ -333,3 +329,21 @@ def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
         name = type(module).__name__
         raise ValueError(f"{name} is recurrent: its Observation needs `first` and `carry`, see `initial_carry`")
     return tuple(observation)
+
+
+# --- Memory ------------------------------------------------------------------------------------------------------
+
+
+def initial_carry(module: Any, num_envs: int) -> Any:
+    """What a network remembers before its first game, `[num_envs, ...]`: `()` unless it is recurrent."""
+    return module.initial_carry(num_envs) if _has_memory(module) else ()
+
+
+def is_recurrent(carry: Any) -> bool:
+    """Whether a carry is that of a recurrent network: it holds something."""
+    return bool(jax.tree.leaves(carry))
+
+
+def _has_memory(module: nn.Module) -> bool:
+    """Whether a network is recurrent: it then has a method `initial_carry(num_envs)`."""
+    return hasattr(module, "initial_carry")

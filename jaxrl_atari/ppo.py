@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState, network_alone
+from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import ConfigError
@@ -132,7 +132,7 @@ def ppo_samples(
 
 
 def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
-    """The loss of one minibatch: `Algorithm.loss` of PPO. See `ppo_terms`."""
+    """`Algorithm.loss` of PPO, for one minibatch: see `ppo_terms`."""
     return ppo_terms(apply(params, batch.observation), batch, config)
 
 
@@ -147,7 +147,7 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
     Value clipping is not in the paper; it comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
-        outputs: logits are finite. A logit of -1e9 rules an action out; -inf would make the entropy NaN.
+        outputs: logits are finite: -1e9 rules an action out, and -inf would make the entropy NaN.
         batch: its samples are `Samples`.
         config: without `clip_value_loss`, the value loss is mean((V - target)^2) / 2. With `normalize_advantages`,
             A is the advantage with mean 0 and standard deviation 1 over the minibatch.
@@ -188,7 +188,7 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
     }
 
 
-# --- The optimiser -----------------------------------------------------------------------------------------------
+# --- The optimiser, and the record -------------------------------------------------------------------------------
 
 
 def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
@@ -200,6 +200,11 @@ def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
         optax.add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(config.learning_rate),
     )
+
+
+def network_alone(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
+    """`Algorithm.init` of PPO: it adds neither parameters nor `extra`, and draws nothing."""
+    return params, ()
 
 
 PPO = Algorithm(init=network_alone, prepare=ppo_samples, loss=ppo_loss, optimizer=make_optimizer)

@@ -10,12 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import ReadMetrics, resolved_options
+from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import Placement, make_networks, place
+from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import require
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.gpus import network_platform
@@ -23,7 +22,8 @@ from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.imports import import_inherited
-from jaxrl_atari.learner import Learner, OverlappedLearner
+from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
+from jaxrl_atari.network_forms import make_network, make_networks
 from jaxrl_atari.networks import Networks, initial_carry, is_recurrent, make_module
 from jaxrl_atari.provenance import device_text, provenance, resume_text
 from jaxrl_atari.rollout import collect
@@ -301,7 +301,9 @@ def prepare(
         progress = Progress(meta)
 
         # The games.
-        networks_for = partial(make_networks, config.network, placement=placement)  # number of actions -> networks
+        def networks_for(num_actions: int) -> Networks:
+            return make_networks(config.network, num_actions, *placement.platforms)
+
         start_groups = partial(make_groups, config, placement, networks_for)
         games = start_games(start_groups, config.env, seed, progress, checkpoints, restored, outputs.message)
         exits.callback(games.close)

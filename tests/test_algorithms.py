@@ -28,11 +28,12 @@ from jaxrl_atari.config import (
     set_fields,
 )
 from jaxrl_atari.data_parallel import DataParallel
-from jaxrl_atari.devices import make_networks, place
+from jaxrl_atari.devices import place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
 from jaxrl_atari.minibatches import Mean, observe, random_rollout
+from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_samples, ppo_terms
 from jaxrl_atari.registry import ALGORITHMS
@@ -169,7 +170,7 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
     )
     placement = place(config.devices)
     arrays = first_arrays(config, Corridor.num_actions, 0, placement.home)
-    own = make_networks(config.network, Corridor.num_actions, placement)
+    own = make_networks(config.network, Corridor.num_actions, *placement.platforms)
     learner = Learner(config, placement, own, arrays)
     params = arrays["train_state"].params
     learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()

@@ -19,7 +19,8 @@ ORDER = [
     "retrain", "device_report", "update_memory",
     "session", "schedules", "provenance", "evaluate", "report", "session_games", "groups", "rollout",
     "learner", "session_arrays", "runs", "devices", "data_parallel",
-    "algorithms", "ppo", "algorithm", "categorical", "minibatches", "fast", "networks", "frames", "layers",
+    "algorithms", "ppo", "algorithm", "categorical", "minibatches", "network_forms", "fast", "networks", "frames",
+    "layers",
     "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",
     "registry", "keys", "checks", "errors",
 ]  # fmt: skip

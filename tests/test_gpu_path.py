@@ -24,13 +24,13 @@ from user_commands import ROOT, free_address, user_environment
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.gpus import network_platform, visible
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.session_arrays import first_arrays
 
 TINY = [

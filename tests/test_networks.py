@@ -15,7 +15,6 @@ from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast import cpu_conv
-from jaxrl_atari.fast.forms import make_network, networks_for
 from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
@@ -27,6 +26,7 @@ from jaxrl_atari.frames import (
 )
 from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.minibatches import Mean, Minibatch
+from jaxrl_atari.network_forms import make_network, make_networks
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM, Observation, apply_module, init_params, make_module
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
@@ -508,7 +508,7 @@ def test_chunks_change_nothing(samples):
     ],
 )
 def test_form_and_arithmetic_suit_the_platforms(config, learner, actor, expected):
-    for network in networks_for(config, 6, learner, actor):
+    for network in make_networks(config, 6, learner, actor):
         assert (network.dtype.name, network.layout) == expected
 
 

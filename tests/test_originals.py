@@ -34,9 +34,9 @@ from jaxrl_atari import algorithm, ppo
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
 from jaxrl_atari.dialects import DIALECTS
-from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout, draw_minibatches, observe
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.schedules import clip_epsilon, learning_rate
 

@@ -14,7 +14,6 @@ from jaxrl_atari.categorical import log_prob_of, sample_action
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.data_parallel import AXIS, DataParallel
-from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks
 from jaxrl_atari.minibatches import (
     ONE_DEVICE,
@@ -26,6 +25,7 @@ from jaxrl_atari.minibatches import (
     minibatch_indices,
     observe,
 )
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss, ppo_terms
 from jaxrl_atari.schedules import current_options

@@ -6,8 +6,7 @@ error is large, and the error is added to the reward:
     reward_t + intrinsic_reward * error_t / sqrt(running mean of error^2)
 
 The file replaces three parts of PPO. `init` adds the predictor to the parameters and draws the target; `prepare`
-adds the reward; `loss` trains the predictor with the policy, by the same optimiser, which clips both gradients
-together.
+adds the reward; `loss` trains the predictor with the policy: one optimiser, which clips both gradients together.
 
 Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense
 networks on frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square
@@ -93,7 +92,7 @@ def prepare(
         return (1.0 - share) * before + share * now
 
     # What each step led to: the newest frame of step t + 1, standardised pixel by pixel.
-    pixels = small(as_images(rollout.frames[STACK:]))
+    pixels = downsample(as_images(rollout.frames[STACK:]))
     mean_of_each = jax.vmap(mean, in_axes=-1)
     pixel = running(old.pixel, mean_of_each(pixels))
     pixel_square = running(old.pixel_square, mean_of_each(jnp.square(pixels)))
@@ -121,7 +120,7 @@ def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tupl
     return policy_loss + rnd_loss, metrics | {"rnd_loss": rnd_loss}
 
 
-def small(frames: jax.Array) -> jax.Array:
+def downsample(frames: jax.Array) -> jax.Array:
     """Frames as means over 4x4 pixels: uint8 `[T, B, 84, 84]` -> float32 `[T, B, PIXELS]`, from 0 to 1."""
     return nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], PIXELS)
 

@@ -14,9 +14,9 @@ from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.fast.forms import make_network
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.gpus import network_platform
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_steps, session_path

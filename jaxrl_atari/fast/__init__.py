@@ -1,4 +1,4 @@
-"""The forms of networks: `forms.py` chooses the form and arithmetic of every network, for CPUs and GPUs.
+"""The Nature network written by hand for CPUs. Skip it at first: it computes nothing new, only faster.
 
-`cpu_conv.py` is for CPUs alone, and makes training fast there. Skip it at first.
+`cpu_conv.py` computes it. `programs.py` tells whether the module in `networks.py` is still that network.
 """

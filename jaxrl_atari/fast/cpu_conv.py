@@ -14,10 +14,10 @@ Each function is followed by its gradient.
 **Why.** XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
 (https://github.com/jax-ml/jax/issues/12868). `layers.Conv` avoids that for any network. Its gradients of this one
 take 1.2 times as long as those of this file in float32, and twice as long in bfloat16 (benchmarks/NOTES.md, "The
-layer and the form by hand"): XLA computes bfloat16 convolutions by way of float32. `forms.py` chooses.
+layer and the form by hand"): XLA computes bfloat16 convolutions by way of float32. `network_forms.py` chooses.
 
-**Until when.** This file can go, with `frames.BLOCKED` and the choice in `forms.py`, once the gradients of
-`layers.Conv` take at most 1.05 times as long in both types, measured as in that note. In bfloat16 that takes
+**Until when.** This folder can go, with `frames.BLOCKED` and the choice in `network_forms.py`, once the gradients
+of `layers.Conv` take at most 1.05 times as long in both types, measured as in that note. In bfloat16 that takes
 convolutions of XLA's CPU backend that multiply bfloat16.
 
 **Equations.** A layer is Y = relu(X W + b). X has a row for each window of each sample, N h w in all; W is the
@@ -31,13 +31,15 @@ that a block has in a window, and adds the products. The window at pixel i of th
 
     Y_i = relu(sum_p x_{i+p} W_p + b)        dW_p = sum_i x_{i+p}' G_i
 
-**Types.** `dtype` is the type of the arithmetic, float32 or bfloat16; in float32 each cast below does nothing.
+**Types.** `dtype` is float32 or bfloat16; in float32 each cast below does nothing. Parameters, and the arrays of
+their gradients, are float32. The heads compute in float32. The convolutions and the dense layer compute so:
 
 - Operands of a product are cast to `dtype`, and products are added up in float32 (`product`).
-- A bias is added in float32. The output of a layer is cast to `dtype`: it is kept, and is an operand of the next.
+- A bias is added in float32. The output of a convolution is then cast to `dtype`: it is kept, and is an operand of
+  the next layer. That of the dense layer stays float32, for the heads.
 - A gradient is float32, as a sum of products, and is cast to `dtype` only as an operand. `db` is summed before.
-  The one exception is the gradient for the features, which is rounded to `dtype`, as flax rounds it.
-- Parameters and their gradients are float32.
+- Two gradients are rounded to `dtype` all the same, as flax rounds them: that for the features `[N, 3136]`, the
+  input of the dense layer; and that for the bias of the dense layer, which itself is rounded before it is added.
 
 **Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
 stride x stride pixels, whose pixels become channels (space-to-depth). The 84x84 pixels of 4 frames are 21x21
@@ -81,48 +83,8 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.frames import STACK
-from jaxrl_atari.layers import UNROLLED, Conv, as_words, from_words
+from jaxrl_atari.layers import UNROLLED, as_words, from_words
 from jaxrl_atari.networks import Observation, Outputs
-
-
-class Computed(nn.Module):
-    """The network that is computed here, layer by layer. `forms.py` compares the one of `networks.py` with it."""
-
-    num_actions: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, stacks: jax.Array) -> Outputs:
-        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`, features float32 `[N, 512]`."""
-        x = stacks
-        for name, features, size, stride in (("conv1", 32, 8, 4), ("conv2", 64, 4, 2), ("conv3", 64, 3, 1)):
-            x = nn.relu(Conv(features, (size, size), stride, "VALID", dtype=self.dtype, name=name)(x))
-        precision = "highest" if self.dtype == jnp.float32 else None
-        hidden = nn.Dense(512, dtype=self.dtype, precision=precision, name="dense")(x.reshape(*x.shape[:-3], -1))
-        hidden = nn.relu(hidden).astype(jnp.float32)
-        head = partial(nn.Dense, dtype=jnp.float32, precision="highest")
-        logits, value = head(self.num_actions, name="policy")(hidden), head(1, name="value")(hidden)
-        return Outputs(logits, value[..., 0], features=hidden)
-
-
-def chunk_size(platform: str, dtype: Any) -> int:
-    """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
-
-    On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other
-    CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
-
-    Args:
-        platform: platform as `hardware.gpus.network_platform` names it.
-        dtype: type of the torso's arithmetic.
-    """
-    if jnp.dtype(dtype) == jnp.float32:
-        return 32
-    return 16 if platform in ("cpu", "bfloat16 cpu") else 64
-
-
-def acting_params(params: Any, dtype: Any) -> Any:
-    """The parameters with the dense kernel, 95% of them all, in `dtype` already: acting reads it at every step."""
-    return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
 def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outputs:
@@ -135,7 +97,8 @@ def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outp
         chunk: `chunk_size`.
     """
     chex.assert_type(observation.stacks, jnp.uint8)  # pixels, which are divided by 255
-    # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact.
+    # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact, and rounds the
+    # gradient to `dtype`.
     features = torso_in_chunks(block_kernels(params), observation.stacks, dtype, chunk).astype(dtype)
     # The product is float32. The bias is rounded to `dtype` all the same, because flax's `nn.Dense` rounds it.
     hidden = dense(features, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype)
@@ -146,6 +109,26 @@ def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outp
         return jnp.matmul(hidden, params[name]["kernel"], precision="highest") + params[name]["bias"]
 
     return Outputs(head("policy"), head("value")[:, 0], features=hidden)
+
+
+def acting_params(params: Any, dtype: Any) -> Any:
+    """The parameters with the dense kernel, 95% of them all, in `dtype` already: acting reads it at every step."""
+    return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
+
+
+def chunk_size(platform: str, dtype: Any) -> int:
+    """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
+
+    On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other
+    CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
+
+    Args:
+        platform: as `hardware.gpus.network_platform` names it.
+        dtype: type of the torso's arithmetic.
+    """
+    if jnp.dtype(dtype) == jnp.float32:
+        return 32
+    return 16 if platform in ("cpu", "bfloat16 cpu") else 64
 
 
 # --- The torso ---------------------------------------------------------------------------------------------------
@@ -206,8 +189,8 @@ def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Ar
 def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Any]:
     """The torso's features, and what its gradient needs: input, kernels and outputs (rule 2).
 
-    The features are values of `dtype` in float32, because JAX gives their gradient the same type. `apply` casts
-    them to `dtype`, so in bfloat16 that gradient is float32 that holds bfloat16 values.
+    The features are values of `dtype` in float32: JAX gives their gradient that type, in which `layer_backward`
+    sums it. In bfloat16 the gradient holds bfloat16 values, since `apply` casts the features to `dtype`.
     """
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
     out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
@@ -344,7 +327,7 @@ def dense(x: jax.Array, w: jax.Array) -> jax.Array:
 
     JAX's own gradient would compute the products in float32, and transposed.
     """
-    return product(x, w.astype(x.dtype), without_tf32(x.dtype))
+    return dense_forward(x, w)[0]
 
 
 def dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:

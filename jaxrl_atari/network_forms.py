@@ -1,0 +1,139 @@
+"""Networks as functions, in the form that suits the devices on which they learn and act.
+
+A network is written as a flax module (`networks.py`). The rest of the package gets a `Network` from here:
+
+    make_network(config, num_actions, platform)           where one platform learns and acts, or only acts
+    make_networks(config, num_actions, learner, actor)    for a session, whose platforms may differ
+
+A platform is a kind of device, such as "cpu" or "gpu" (`hardware.gpus.network_platform`). A network has three
+forms, with the same parameters and in the same arithmetic. `network.conv` chooses, and by default the platforms:
+
+- **As written** (`plain`; where a GPU learns or acts): its module, with XLA's own convolutions.
+- **With gradients for CPUs** (`matmul`; where only CPUs learn and act): its module with `for_cpu`, which makes the
+  gradients of `layers.Conv` fast on a CPU.
+- **By hand** (`nature`, in the same cases): `fast/cpu_conv.py`, as long as `networks.py` says what was written
+  out. Their programs are compared (`fast/programs.py`): an edit of what the network computes is always what is
+  computed, and `Network.advice` says what it costs.
+"""
+
+from functools import cache, partial
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl_atari.config import NetworkConfig
+from jaxrl_atari.fast import cpu_conv
+from jaxrl_atari.fast.programs import is_computed_by_hand
+from jaxrl_atari.frames import BLOCKED, PLAIN
+from jaxrl_atari.layers import Conv
+from jaxrl_atari.networks import Network, Networks, apply_module, init_params, initial_carry, make_module
+
+BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
+"""The platforms that are CPUs which multiply bfloat16."""
+
+CPUS = {"cpu", *BFLOAT16_CPUS}
+"""The platforms that are CPUs."""
+
+
+def make_network(config: NetworkConfig, num_actions: int, platform: str) -> Network:
+    """The network of a config, where this platform learns and acts, or only acts. See `make_networks`."""
+    return make_networks(config, num_actions, platform, platform).acting
+
+
+def make_networks(config: NetworkConfig, num_actions: int, learner: str, actor: str) -> Networks:
+    """The networks of a session, for the platform that learns and the one that acts.
+
+    Both store frames in the same layout and compute in the same arithmetic. If a GPU learns and a CPU acts,
+    float32 in both keeps the ratio near 1 in an update's first gradient step, up to TF32 in the GPU's
+    convolutions. Equal arguments give the same objects, so that programs are compiled once.
+
+    Raises:
+        ConfigError: no network has that name, or it cannot be made.
+    """
+    return _networks_of(make_module(config, num_actions), config, learner, actor)
+
+
+@cache
+def _networks_of(module: nn.Module, config: NetworkConfig, learner: str, actor: str) -> Networks:
+    """The networks of a module, whose `dtype` and `for_cpu` are set here.
+
+    They are kept by the module, so that another one, registered later under its name, gets its own.
+    """
+    platforms = {learner, actor}
+    dtype = compute_dtype(config, platforms)
+    module = module.clone(dtype=dtype)
+    only_cpus = platforms <= CPUS
+    if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
+        network = _of_module(module, dtype)
+        return Networks(network, network)
+    is_nature = config.name == "nature"
+    if is_nature and is_computed_by_hand(module):
+        learning = _by_hand(dtype, learner)
+        return Networks(learning, learning if actor == learner else _by_hand(dtype, actor))
+    if hasattr(module, "for_cpu"):
+        module = module.clone(for_cpu=True)
+    # The advice is about CPUs. With `matmul`, this form is that of GPUs too.
+    network = _of_module(module, dtype, advice=_advice(module, is_nature) if only_cpus else "")
+    return Networks(network, network)
+
+
+def compute_dtype(config: NetworkConfig, platforms: set[str]) -> jnp.dtype:
+    """The type of the torso's arithmetic on these platforms, as `network.compute_dtype` chooses it.
+
+    `auto` is bfloat16 where learner and actor are both GPUs with bfloat16 units (not measured yet), or both CPUs
+    with bfloat16 instructions, unless `network.conv` is `plain`: XLA computes bfloat16 gradients of plain
+    convolutions by way of float32 on every CPU. Else it is float32.
+    """
+    if config.compute_dtype != "auto":
+        return jnp.dtype(config.compute_dtype)
+    in_bfloat16 = platforms == {"gpu"} or (platforms <= BFLOAT16_CPUS and config.conv != "plain")
+    return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
+
+
+def _of_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network:
+    """The forms that apply the module itself."""
+    apply = partial(apply_module, module)
+    return Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
+
+
+def _by_hand(dtype: jnp.dtype, platform: str) -> Network:
+    """The form of `fast/cpu_conv.py`."""
+    apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(platform, dtype))
+    return Network(apply, BLOCKED, jax.jit(partial(cpu_conv.acting_params, dtype=dtype)), dtype)
+
+
+# --- Advice ------------------------------------------------------------------------------------------------------
+
+
+def _advice(module: nn.Module, is_nature: bool) -> str:
+    """What would make a network faster on a CPU; empty where nothing is known."""
+    name = type(module).__name__
+    layers = slow_convolutions(module)
+    if layers:
+        return (
+            f"{name}: the gradients of {', '.join(layers)} are 10 to 30 times slower on a CPU than those of"
+            " jaxrl_atari.layers.Conv(..., for_cpu=self.for_cpu); see docs/idea.md, A network"
+        )
+    if is_nature:
+        return (
+            f"{name} was edited: on a CPU its gradients take 1.2 times as long in float32, and twice in bfloat16,"
+            f" as those of the network as it was, which {cpu_conv.__name__} computes"
+        )
+    return ""
+
+
+def slow_convolutions(module: nn.Module) -> list[str]:
+    """Names of a network's layers that are flax's own `nn.Conv`, or a `layers.Conv` without `for_cpu`."""
+    found: list[str] = []
+
+    def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        layer = context.module
+        if isinstance(layer, nn.Conv) or (isinstance(layer, Conv) and not layer.for_cpu):
+            found.append(str(layer.name))
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        jax.eval_shape(partial(init_params, module), jax.random.key(0))
+    return found
