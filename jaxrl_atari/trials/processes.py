@@ -148,10 +148,9 @@ class _Processes:
         index = self._least_busy_slot(job)
         slot = self._slots[index]
         job.say(slot.text)
-        followers = sum(job.program == other.program for other in self.waiting)
-        if self._parallel > 1 and followers and job.program not in self._compiled:
-            same = counted(followers, "session")
-            job.say(f"compiles first; {same} with the same programs will read them")
+        others = sum(job.program == other.program for other in self.waiting)
+        if self._parallel > 1 and others and job.program not in self._compiled:
+            job.say(f"compiles first; {counted(others, 'session')} with the same programs will read them")
         self.running.append(_Child(job, index, self._train, slot.variables, captured=self._parallel > 1))
         return True
 
@@ -209,7 +208,8 @@ class _Child:
 
     def read(self) -> bool:
         """Prints the output of the process, receives its messages, and returns whether it has ended."""
-        has_ended = self.process.exitcode is not None  # asked first: then the rest of its output is there
+        # Asked before reading: a process that has ended then writes no more, and all its output is read below.
+        has_ended = self.process.exitcode is not None
         while self._messages.poll():
             message = self._messages.recv()
             if isinstance(message, Failure):

@@ -75,7 +75,7 @@ def run_training(
         SessionsFailed: sessions failed otherwise. What they wrote is kept, and those that did not fail have
             finished.
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
-        Exception: of any other class: a bug, in the only session of a trial that trains in this process.
+        Exception: an error of another class is a bug, in the only session of a trial that trains in this process.
     """
     if in_session_process():
         raise UserError(
@@ -95,7 +95,7 @@ def run_training(
     was_there = run_dir is not None and run_dir.is_dir()
     if leads and before is None:
         run_dir = make_run_dir(config, run_dir)
-    run_dir = Path(distributed.agree(str(run_dir)))  # followers learn it from the leader
+    run_dir = Path(distributed.agree(str(run_dir)))  # the followers get the path from the leader
     if not leads:
         _follow(config, run_dir, stop)
         return TrainingResult(run_dir, {})
@@ -119,9 +119,9 @@ def run_training(
         if jobs:
             launch, train = _choose_launcher(config, jobs, writers, stop)
             launch(jobs, train, on_end)
-    was_refused = not has_session(run_dir)  # and so was every other session
+    all_were_refused = not has_session(run_dir)
     for failure in failures.values():
-        if was_refused or (config.sessions == 1 and failure.correctable):
+        if all_were_refused or (config.sessions == 1 and failure.correctable):
             raise UserError(failure.reason)
     summary = _summarise(config, run_dir, bool(failures))
     _raise_failures(config, run_dir, failures)
