@@ -43,10 +43,10 @@ class Options(FromDirectory):
     """
 
     games: list[str] | None = None
-    """Games to train, between spaces or commas; None: all with a reference score under the protocol."""
+    """Games to train, separated by spaces or commas. None: all that have a reference score under the protocol."""
     vary: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="FIELD=VALUE,...")] = ()
-    """Trains the games once for each of several values of a field: `ppo.learning_rate=1e-4,1e-3`. Several --vary:
-    once for each combination."""
+    """Trains the games once for each of several values of a field: `ppo.learning_rate=1e-4,1e-3`. With several
+    --vary, once for each combination of values."""
     address: str = ""
     """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
     resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
