@@ -6,7 +6,7 @@ from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
-from jaxrl_atari.runs.run_dir import surroundings
+from jaxrl_atari.runs.description import surroundings
 
 
 def provenance(config: Config, placement: Placement, compute_dtype: str) -> dict[str, Any]:

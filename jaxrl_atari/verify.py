@@ -31,11 +31,11 @@ from jaxrl_atari.errors import UserError, VerificationFailed, reason, require
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import counted, say, tracked
 from jaxrl_atari.runs.actions import games_of_rows, segments
+from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import not_saved
 from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_steps, session_dirs, session_number
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import number
-from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.runs.tables import read_table
 
 SLOTS = 32

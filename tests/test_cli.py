@@ -22,8 +22,9 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import say, tracked
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.run_dir import describe, make_run_dir
+from jaxrl_atari.runs.run_dir import make_run_dir
 from jaxrl_atari.runs.writers import TerminalWriter
 
 QBERT = ["--config", "configs/qbert.py"]

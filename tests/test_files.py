@@ -17,8 +17,9 @@ import jaxrl_atari
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS, import_named
 from jaxrl_atari.runs import run_dir
+from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import create_file, only_writer, unused, write_file
-from jaxrl_atari.runs.run_dir import keep_code, read_config
+from jaxrl_atari.runs.run_dir import keep_code
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
@@ -158,7 +159,7 @@ def test_a_package_inside_another_repository_has_not_its_revision(variables, tmp
     commit = "git init -q && git -c user.name=a -c user.email=b commit -q --allow-empty -m theirs"
     subprocess.run(commit, shell=True, cwd=tmp_path, check=True)
     shutil.copytree(Path(jaxrl_atari.__file__).parent, tmp_path / "venv" / "jaxrl_atari")
-    code = "from jaxrl_atari.runs.run_dir import *; print(surroundings(Config())['git_revision'])"
+    code = "from jaxrl_atari.runs.description import *; print(surroundings(Config())['git_revision'])"
     environment = os.environ | variables
     assert (
         subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path / "venv", env=environment) == b"None\n"

@@ -12,9 +12,9 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig, config_f
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.imports import IMPORTS
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
-from jaxrl_atari.runs.run_dir import describe
 from jaxrl_atari.session import run_session
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")

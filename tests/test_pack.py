@@ -16,9 +16,9 @@ from jaxrl_atari.evaluate.__main__ import main as evaluate
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.report.__main__ import main as report
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
-from jaxrl_atari.runs.run_dir import describe
 from jaxrl_atari.session import run_session
 from jaxrl_atari.train import main as train
 

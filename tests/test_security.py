@@ -17,8 +17,8 @@ from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.reading import read_metrics
-from jaxrl_atari.runs.run_dir import describe, read_config
 
 pytestmark = pytest.mark.long
 CONFIG = Config(name="fuzzed", env=EnvConfig(game="Qbert"))

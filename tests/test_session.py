@@ -29,17 +29,12 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.provenance import resume_text
 from jaxrl_atari.runs.columns import TIME_COLUMNS
+from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.reading import is_finished
-from jaxrl_atari.runs.run_dir import (
-    describe,
-    make_run_dir,
-    read_config,
-    removed_if_refused,
-    require_same_run,
-)
+from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.runs.session_log import NonFiniteError, SessionLog
 from jaxrl_atari.session import place_session, prepare, run_session, train
 

@@ -18,8 +18,8 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.statistics import STATISTICS
 from jaxrl_atari.report.suites import read_suite, save_results, suite_results
+from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.run_dir import describe, read_config
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.jobs import unfinished_jobs_of_sweep
 from jaxrl_atari.suite.results import ResultsKeeper

@@ -29,8 +29,8 @@ from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import not_saved
-from jaxrl_atari.runs.run_dir import describe
 
 RATES = {
     "env_sps": "emulators alone, random actions: the limit",

@@ -34,8 +34,8 @@ from jaxrl_atari.report.evaluations import evaluation_file, game_file, video_fil
 from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.text import interval_text
+from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import not_saved, unused
-from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.runs.tracking import add_to_tensorboard
 
 

@@ -19,8 +19,8 @@ from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
+from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_steps, session_path
-from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.session_arrays import abstract_params
 
 _log = logging.getLogger(__name__)

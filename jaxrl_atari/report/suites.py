@@ -15,9 +15,9 @@ from jaxrl_atari.report.aggregates import aggregate_rows, aggregates, missing_in
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
+from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.layout import SUITE_FILE, TRIAL_FILE, VERIFIED_FILE, is_run
-from jaxrl_atari.runs.run_dir import read_config, read_games
 
 GAME_COLUMNS = {
     "game": "game",

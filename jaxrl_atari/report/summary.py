@@ -24,10 +24,10 @@ from jaxrl_atari.report.metrics import (
     session_metrics,
 )
 from jaxrl_atari.report.statistics import score_interval
+from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
 from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
-from jaxrl_atari.runs.run_dir import read_config
 
 
 @dataclass(frozen=True)

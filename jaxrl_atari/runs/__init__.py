@@ -4,7 +4,8 @@ The modules, in the order in which a reader needs them:
 
 layout.py        the names of files and folders
 files.py         atomic writes, JSON files, and the lock on a directory
-run_dir.py       makes, locks and removes run directories; config.json, which describes a run
+run_dir.py       makes, locks and removes run directories
+description.py   config.json, from which a run can be repeated
 progress.py      counters of a session, the returns of its games, and the score
 columns.py       the columns of a log point
 session_log.py   when a log point is due, and what is in it

@@ -1,6 +1,6 @@
 """Names of the files and folders of a run directory, and questions that their presence answers (`is_run`, ...).
 
-RUN_DIR/config.json     what the run is; see `run_dir.py`
+RUN_DIR/config.json     what the run is; see `description.py`
 RUN_DIR/trial.json      the summary of its sessions
 RUN_DIR/graphs/, report.html    see `report/`
 RUN_DIR/code/           copies of the user's own files that the run imported

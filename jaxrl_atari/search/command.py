@@ -21,10 +21,11 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.journal import repair_journal
 from jaxrl_atari.runs.layout import SEARCH_FILE, has_session, is_search, trial_dir
-from jaxrl_atari.runs.run_dir import describe, make_run_dir, removed_if_refused
+from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search, to_dict
 from jaxrl_atari.search.results import SearchResults, save_results, search_results

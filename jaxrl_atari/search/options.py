@@ -23,9 +23,9 @@ from optuna.distributions import (
 from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
-from jaxrl_atari.runs.run_dir import read_config
 from jaxrl_atari.trials.resources import ResourcesConfig
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution

@@ -9,10 +9,10 @@ from optuna.trial import Trial, TrialState
 
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.output import say
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, session_path, trial_number
 from jaxrl_atari.runs.reading import is_finished
-from jaxrl_atari.runs.run_dir import describe
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress

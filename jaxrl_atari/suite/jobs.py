@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
-from jaxrl_atari.runs.run_dir import read_config, require_same_run
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.trials.launch import Job, Launcher

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
 from jaxrl_atari.errors import require
+from jaxrl_atari.runs.description import describe, read_config, read_games
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import SUITE_FILE
-from jaxrl_atari.runs.run_dir import describe, read_config, read_games
 
 
 class SuitePlan(NamedTuple):

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.runs.description import describe, read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SWEEP_FILE, is_sweep
-from jaxrl_atari.runs.run_dir import describe, read_config, read_games
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, read_suite_file, write_suite_file
 from jaxrl_atari.suite.vary import value_text
 

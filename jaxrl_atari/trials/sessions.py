@@ -9,10 +9,11 @@ from pathlib import Path
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, STOPPED_FILE, session_path
 from jaxrl_atari.runs.reading import is_finished, read_early_end
-from jaxrl_atari.runs.run_dir import describe, keep_code
+from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.traced_options import TRACED_OPTIONS

@@ -17,17 +17,10 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
+from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run
-from jaxrl_atari.runs.run_dir import (
-    describe,
-    keep_code,
-    make_run_dir,
-    read_config,
-    removed_if_refused,
-    require_resumable,
-    require_same_run,
-)
+from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused, require_resumable
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import check_names_and_minibatches
 from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here

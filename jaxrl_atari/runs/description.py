@@ -1,0 +1,172 @@
+"""config.json, from which a run can be repeated: the config, versions, git revision, machine, and every resume.
+
+The files suite.json, sweep.json and search.json describe a suite, a sweep and a search in the same way.
+"""
+
+import os
+import platform
+import subprocess
+import time
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from jaxrl_atari.config import Config, changed_fields, config_from_dict
+from jaxrl_atari.errors import UserError, reason, require
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.hardware.runtime import numeric_settings
+from jaxrl_atari.runs.files import read_json, read_result
+from jaxrl_atari.runs.layout import (
+    CONFIG_FILE,
+    SEARCH_FILE,
+    SUITE_FILE,
+    SWEEP_FILE,
+    checkpoint_steps,
+    session_dirs,
+)
+from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
+
+PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
+
+
+def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
+    """Reads the config of a run from config.json, or that of a suite, sweep or search from another file.
+
+    Raises:
+        UserError: it is not such a directory, or its file cannot be used.
+    """
+    path = directory / file
+    kinds = {SUITE_FILE: "suite", SEARCH_FILE: "search", SWEEP_FILE: "sweep"}
+    if not path.is_file():
+        found = [kind for name, kind in kinds.items() if (directory / name).is_file()]
+        hint = f"it holds a {found[0]}: name a directory in it" if found else "expected data/NAME_TIMESTAMP"
+        raise UserError(f"{directory}: not a {kinds.get(file, 'run')} directory (it has no {file}); {hint}")
+    try:
+        described = read_json(path)
+        config = config_from_dict(described["config"])
+        stored = described.get("gae_lambda")
+        if config.ppo.gae_lambda is None and stored not in (None, config.resolved_gae_lambda):
+            # The default for this game has changed since the run began. The run goes on with its own lambda.
+            return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
+        return config
+    except UserError as error:  # with its own advice, such as for a field of another version
+        raise UserError(f"{path}: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path}: cannot be used ({reason(error)}); restore it from a copy") from error
+
+
+def read_games(directory: Path, file: str = SUITE_FILE) -> list[str]:
+    """The names of the games in suite.json or sweep.json, as they stand there.
+
+    Raises:
+        UserError: the file has no list of names.
+    """
+    path = directory / file
+    games = read_result(path, games=list)["games"]
+    if not all(isinstance(game, str) for game in games):
+        raise UserError(f"{path}: cannot be used (games is {games!r:.60}); restore it from a copy")
+    return games
+
+
+def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
+    """Refuses to resume a run as another one, or with a budget that a session has passed.
+
+    Raises:
+        ConfigError: another game, protocol or seed, or a budget that a session has passed by at least a rollout.
+    """
+    for name, was, wanted in (
+        ("env.game", before.env.game_name, config.env.game_name),
+        ("env.protocol", before.env.resolved_protocol, config.env.resolved_protocol),
+        ("seed", before.seed, config.seed),
+    ):
+        require(
+            wanted == was, name, wanted, f"{was}, with which the run began", "leave it out, or start a new run"
+        )
+    if config.total_env_steps < before.total_env_steps:
+        reached = max((steps for path in session_dirs(run_dir) for steps in checkpoint_steps(path)), default=0)
+        expected = f"at least {reached}, the env steps of a session"
+        passed = config.is_spent(reached - config.rollout_size)
+        require(
+            not passed, "total_env_steps", config.total_env_steps, expected, "start a new run for a smaller budget"
+        )
+
+
+def describe(config: Config, directory: Path | None = None, file: str = CONFIG_FILE) -> dict[str, Any]:
+    """The content of config.json: config, seed, protocol, and the `surroundings` of the run.
+
+    Args:
+        directory: of a run that is resumed. The `surroundings` in its `file` stay, and `resumed` gets an entry
+            with those of today and the fields that the resume changes: name -> [before, after].
+        file: has the description, such as suite.json in a suite.
+    """
+    today = surroundings(config)
+    described = {
+        "config": config.to_dict(),
+        "seed": config.seed,
+        "game": config.env.game_name,
+        "protocol": config.env.resolved_protocol,
+        "gae_lambda": config.resolved_gae_lambda,
+        "resume_note": config.env.resume_note,
+        "return_ma_env_steps": RETURN_MA_ENV_STEPS,
+        **today,
+    }
+    if directory is None or not (directory / file).is_file():
+        return described
+    before = read_json(directory / file)
+    changed = changed_fields(before["config"], described["config"])
+    date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    entry = {"date": date, **today, "changed": changed}
+    kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
+    return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
+
+
+def surroundings(config: Config) -> dict[str, Any]:
+    """Versions of Python and of the packages that matter, git revision, JAX's numeric settings, and the machine.
+
+    With `devices.gpu = false` nothing asks the machine for its GPUs, and they are None.
+    """
+    asks_for_gpus = config.devices.gpu is not False
+    cpu = read_cpu()
+    return {
+        "python": platform.python_version(),
+        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "git_revision": _git_revision(),
+        "numeric_settings": numeric_settings(),
+        "hardware": {
+            "cpu": cpu.model,
+            "instruction_sets": list(cpu.instruction_sets),
+            "cores": cpu.cores,
+            "memory_gib": psutil.virtual_memory().total / 2**30,
+            "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks_for_gpus else None,
+            "driver": gpus.driver_version() if asks_for_gpus else None,
+        },
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+@cache
+def _git_revision() -> str | None:
+    """The commit of this package's own checkout, with `+` where files differ from it; None without a checkout.
+
+    A package that is installed inside some other repository, as in a virtual environment there, has none.
+    """
+    root = Path(__file__).resolve().parents[2]
+    # Git sets variables in its hooks, which name the repository of the hook.
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    command = ["git", f"--git-dir={root}/.git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
+    try:
+        found = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
+    except OSError:  # Git is not installed
+        return None
+    return found.stdout.strip() or None
