@@ -10,10 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
+from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
-from jaxrl_atari.errors import require
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
@@ -21,10 +20,9 @@ from jaxrl_atari.hardware.gpus import network_platform
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
-from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
 from jaxrl_atari.network_forms import make_network, make_networks
-from jaxrl_atari.networks import Networks, initial_carry, is_recurrent, make_module
+from jaxrl_atari.networks import Networks
 from jaxrl_atari.provenance import device_text, provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
@@ -394,28 +392,3 @@ def place_session(config: Config) -> Placement:
     config.check_split(len(placement.learner))
     check_names_and_minibatches(config, len(placement.learner))
     return placement
-
-
-def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
-    """Checks that network, algorithm and coefficients of a config exist, and that minibatches suit the network.
-
-    Imports first what the user has named with `--import`, in a process that a command started.
-
-    Args:
-        devices: number of devices that share the learning.
-
-    Raises:
-        ConfigError: naming the field.
-        UserError: what `--import` names cannot be imported.
-    """
-    import_inherited()
-    resolved_options(config)
-    module = make_module(config.network, num_actions=1)
-    length = config.ppo.rollout_length
-    fits = config.ppo.minibatch_size % (length * devices) == 0
-    require(
-        fits or not is_recurrent(initial_carry(module, 1)),
-        "ppo.minibatch_size", config.ppo.minibatch_size,
-        f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
-        f"{config.network.name} is recurrent and learns from whole environments",
-    )  # fmt: skip

@@ -18,7 +18,7 @@ ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
     "retrain", "device_report", "update_memory",
     "session", "schedules", "provenance", "evaluate", "report", "session_games", "groups", "rollout",
-    "learner", "session_arrays", "runs", "devices", "data_parallel",
+    "learner", "session_arrays", "runs", "devices", "data_parallel", "config_checks",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "network_forms", "fast", "networks", "frames",
     "layers",
     "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",
@@ -197,3 +197,13 @@ def test_the_package_is_imported_lazily():
     assert train_was_imported == "False"  # so `python -m jaxrl_atari.train` has nothing to warn about
     assert {"Config", "run_training", "load_policy", "run_evaluation"} <= set(names)
     assert not set(names) & set(ORDER)
+
+
+@pytest.mark.parametrize("command", ["train", "suite"])
+def test_help_of_a_command_that_trains_does_not_wait_for_flax(command):
+    code = (
+        "import sys\n"
+        "sys.modules |= dict.fromkeys(('flax', 'optax', 'orbax'))  # an import of them is an error\n"
+        f"from runpy import run_module; run_module('jaxrl_atari.{command}', run_name='__main__')"
+    )
+    subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, check=True)

@@ -22,8 +22,6 @@ from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
-from jaxrl_atari.session import check_names_and_minibatches
-from jaxrl_atari.suite.jobs import launcher_on_ray, launcher_on_this_machine, unfinished_jobs_of_sweep
 from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
@@ -31,7 +29,6 @@ from jaxrl_atari.suite.vary import parse_vary
 from jaxrl_atari.trials.launch import Job
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
-from jaxrl_atari.trials.sessions import train_job
 from jaxrl_atari.trials.slots import plan_slots
 
 
@@ -103,8 +100,14 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the sessions that a suite or a sweep lacks, and shows, saves and draws its results."""
     options, plan, before = parse_options(arguments)
+    # Imported here, so that --help need not import Flax and orbax.
+    from jaxrl_atari.config_checks import check_names_and_minibatches
+    from jaxrl_atari.suite.jobs import launcher_on_ray, launcher_on_this_machine, unfinished_jobs_of_sweep
+    from jaxrl_atari.trials.sessions import train_job
+
     config = plan.config
-    # Everything that can be refused is refused before a directory is made.
+    # What can be refused without starting JAX or Ray is refused before a directory is made. If every session is
+    # refused later, `removed_if_refused` removes the directory again.
     for setting in plan.settings:
         check_names_and_minibatches(setting.plan.config)
     if options.address:

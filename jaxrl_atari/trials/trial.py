@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.options import say_changes
 from jaxrl_atari.config import Config
+from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed
@@ -22,7 +23,6 @@ from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run
 from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused, require_resumable
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.session import check_names_and_minibatches
 from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
 from jaxrl_atari.trials.processes import check_processes, in_session_process, run_processes
 from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs
@@ -74,7 +74,8 @@ def run_training(
         raise UserError(
             "a session's process imports this script: call run_training under if __name__ == '__main__'"
         )
-    # Everything that can be refused is refused before a run directory is made.
+    # What can be refused without starting JAX is refused before a run directory is made. If every session is
+    # refused later, `removed_if_refused` removes the directory again.
     _check(config, writers, stop)
     env = config.env
     notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]

@@ -1,0 +1,32 @@
+"""The checks of a config that need the network and the algorithm that it names."""
+
+from jaxrl_atari.algorithm import resolved_options
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import require
+from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.networks import initial_carry, is_recurrent, make_module
+
+
+def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
+    """Checks that network, algorithm and coefficients of a config exist, and that minibatches suit the network.
+
+    Imports first what the user has named with `--import`, in a process that a command started.
+
+    Args:
+        devices: number of devices that share the learning.
+
+    Raises:
+        ConfigError: naming the field.
+        UserError: what `--import` names cannot be imported.
+    """
+    import_inherited()
+    resolved_options(config)
+    module = make_module(config.network, num_actions=1)
+    length = config.ppo.rollout_length
+    fits = config.ppo.minibatch_size % (length * devices) == 0
+    require(
+        fits or not is_recurrent(initial_carry(module, 1)),
+        "ppo.minibatch_size", config.ppo.minibatch_size,
+        f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
+        f"{config.network.name} is recurrent and learns from whole environments",
+    )  # fmt: skip
