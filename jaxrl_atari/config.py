@@ -8,6 +8,7 @@ are the published PPO-Atari spec: PPO (Schulman et al. 2017) with the lambda tha
 import dataclasses
 import json
 import math
+import pprint
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -477,6 +478,22 @@ def config_from_dict(values: dict[str, Any]) -> Config:
 
     require(isinstance(values, dict), "config", values, "an object with the fields of a config")
     return build(Config, values, "")
+
+
+def config_source(config: Config, docstring: str) -> str:
+    """The text of a config file that defines a config, for `--config`.
+
+    Args:
+        docstring: the docstring of the file.
+    """
+    return f'''"""{docstring}"""
+
+from jaxrl_atari.config import *
+
+
+def get_config() -> Config:
+    return {pprint.pformat(config, width=110)}
+'''
 
 
 def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:

@@ -1,7 +1,11 @@
-"""Errors that a user can correct."""
+"""Errors that a user can correct, and the end of a session that was stopped on request."""
 
+import errno
 from pathlib import Path
 from typing import Any
+
+OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPIPE}
+"""Operating system errors that the user can correct. EPIPE comes of `--help | head`."""
 
 
 class UserError(Exception):
@@ -18,13 +22,13 @@ class UserError(Exception):
 
 
 class ConfigError(UserError, ValueError):
-    """A config field has an unusable value.
+    """A field of the config, an option or an environment variable has an unusable value.
 
     Args:
-        field: the dotted name of the field, such as ``ppo.gae_lambda``.
+        field: its name as the user writes it, such as `ppo.gae_lambda`, `--games` or `CUDA_OFFSET`.
         value: its value.
         expected: the values that it may have, completing "expected ...".
-        hint: what to do, where ``expected`` alone does not say it.
+        hint: what to do, where `expected` alone does not say it.
     """
 
     def __init__(self, field: str, value: object, expected: str, hint: str = ""):
@@ -69,10 +73,27 @@ class SessionsFailed(UserError):
     exit_status = 1
 
 
+class Stopped(KeyboardInterrupt):
+    """A session was stopped on request, and has written its last checkpoint, if it has trained.
+
+    A session that is interrupted otherwise, as by a second Ctrl-C, raises a plain `KeyboardInterrupt`.
+    """
+
+
 def reason(error: BaseException) -> str:
     """An error in one line: a `UserError` in its own words, a bug with the name of its class."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
+
+
+def correctable(error: Exception) -> UserError | None:
+    """The error as a `UserError`, if the user can correct it; None for a bug.
+
+    A full or read-only disk, an exceeded quota, a missing permission and a closed pipe can be corrected.
+    """
+    if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
+        return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
+    return error if isinstance(error, UserError) else None
 
 
 def require(holds: object, field: str, value: Any, expected: str, hint: str = "") -> None:

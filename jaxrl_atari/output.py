@@ -4,7 +4,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from typing import TextIO, TypeVar
 
 from rich.console import Console
@@ -44,6 +44,16 @@ def write(text: str, stream: TextIO | None = None) -> None:
 def say(line: str, stream: TextIO | None = None) -> None:
     """Prints a line; see `write`."""
     write(line + "\n", stream)
+
+
+def say_changes(text: str, changed: Mapping[str, tuple[object, object]]) -> None:
+    """Prints a text and the fields that have changed; nothing if there are none.
+
+    Args:
+        changed: name -> (before, after), as `config.changed_fields` returns them.
+    """
+    if changed:
+        say(f"{text}: {', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items())}")
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
+from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
@@ -41,7 +42,7 @@ from jaxrl_atari.session_games import SessionGames, start_games
 def run_session(
     config: Config,
     session_dir: Path,
-    number: int = 0,
+    session_number: int = 0,
     *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
@@ -49,7 +50,7 @@ def run_session(
     on_first_update: Callable[[], None] = lambda: None,
     ends_early: Callable[[], bool] | None = None,
 ) -> None:
-    """Trains session `number` of a trial, with seed `config.seed + number`, and writes all its files.
+    """Trains one session of a trial, with seed `config.seed + session_number`, and writes all its files.
 
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
@@ -65,16 +66,16 @@ def run_session(
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint is kept), a file cannot be used,
             another process is training in `session_dir`, or it holds a session and `resume` is false.
-        KeyboardInterrupt: stopped on request, after the last checkpoint was written.
+        Stopped: stopped on request, after the last checkpoint was written. It is a `KeyboardInterrupt`.
     """
-    terminal = TerminalWriter(config.total_env_steps, f"session {number}")
+    terminal = TerminalWriter(config.total_env_steps, f"session {session_number}")
     with (
         contextlib.closing(terminal),
         prepare(
             config,
             place_session(config),
             session_dir,
-            number,
+            session_number,
             resume=resume,
             writers=[terminal, *writers],
             stop_requested=stop_requested,
@@ -87,7 +88,7 @@ def run_session(
         is_over = session.finish()
         # Several processes leave a session together, although the leader alone evaluates at its end.
         if not is_over or session.is_stopping():
-            raise KeyboardInterrupt
+            raise Stopped
 
 
 def train(session: "Session") -> Iterator[ReadMetrics]:
@@ -268,7 +269,7 @@ def prepare(
     config: Config,
     placement: Placement,
     session_dir: Path,
-    number: int = 0,
+    session_number: int = 0,
     *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
@@ -280,9 +281,9 @@ def prepare(
     Args:
         placement: what `place_session` returned.
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
-        session_dir, number, resume, stop_requested, ends_early: see `run_session`.
+        session_dir, session_number, resume, stop_requested, ends_early: see `run_session`.
     """
-    seed = config.seed + number
+    seed = config.seed + session_number
     leads = is_leader()  # only the leader of several processes writes
     with contextlib.ExitStack() as exits:
         # The directory, and what shows lines to the user.

@@ -79,7 +79,7 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
     other = dataclasses.replace(config, ppo=jax.tree.map(lambda x: 0.9 * x, config.ppo))
     with (
         jax_events() as events,
-        prepare(other, place_session(other), tmp_path / "session_1", number=1) as run,
+        prepare(other, place_session(other), tmp_path / "session_1", session_number=1) as run,
     ):
         iterate(run, 2)
         run.finish()

@@ -24,7 +24,7 @@ from user_commands import user_environment
 from jaxrl_atari import run_training, session
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.envs.pool import FinishedGame
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.errors import ConfigError, Stopped, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.provenance import resume_text
@@ -203,7 +203,7 @@ def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
             if env_steps > 80:
                 signal.raise_signal(signal.SIGTERM)
 
-    with StopRequest(quick=False) as stop, pytest.raises(KeyboardInterrupt):
+    with StopRequest(quick=False) as stop, pytest.raises(Stopped):
         run_session(TINY, session_dir, writers=[Signal()], stop_requested=lambda: stop.requested)
     meta = latest_meta(session_dir)
     assert (meta["updates"], meta["score"]) == (3, None)
@@ -212,7 +212,7 @@ def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
 
 def test_a_stop_before_the_first_update_leaves_no_checkpoint(session_dir):
     """An evaluation would play an untrained network and count it in the score."""
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Stopped):
         run_session(TINY, session_dir, stop_requested=stop_before(1))
     assert not checkpoint_steps(session_dir)
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.benchmark.measure import spread
-from jaxrl_atari.cli.config_files import config_source
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, config_source
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import say
 

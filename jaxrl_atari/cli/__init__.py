@@ -8,23 +8,17 @@ options.py          from the words of a command line to a dataclass of options
   tyro_errors.py    tyro's errors, which it prints in boxes, as one line
 """
 
-import errno
 import io
 import logging
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from jaxrl_atari.cli.signals import INTERRUPTED, interrupt, received
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import correctable
 from jaxrl_atari.output import say, write
-
-OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPIPE}
-"""Operating system errors that the user can correct. EPIPE comes of `--help | head`."""
 
 
 def run(main: Callable[[], object]) -> NoReturn:
@@ -76,18 +70,3 @@ def _open_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-
-
-def correctable(error: Exception) -> UserError | None:
-    """The error as a `UserError`, if the user can correct it; None for a bug.
-
-    A full or read-only disk, an exceeded quota, a missing permission and a closed pipe can be corrected.
-    """
-    if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
-        return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
-    return error if isinstance(error, UserError) else None
-
-
-def resume_command(command: str, directory: Path) -> str:
-    """The command line that continues what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
-    return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"

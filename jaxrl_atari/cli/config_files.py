@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import pprint
 import runpy
 import sys
 import traceback
@@ -113,19 +112,3 @@ def _running(file: Path) -> Iterator[None]:
         raise UserError(f"--config {where}: {type(error).__name__}: {error}; fix the file") from error
     finally:
         sys.path.pop(0)
-
-
-def config_source(config: Config, docstring: str) -> str:
-    """The text of a config file that defines a config, for `--config`.
-
-    Args:
-        docstring: the docstring of the file.
-    """
-    return f'''"""{docstring}"""
-
-from jaxrl_atari.config import *
-
-
-def get_config() -> Config:
-    return {pprint.pformat(config, width=110)}
-'''

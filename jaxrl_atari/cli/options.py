@@ -19,7 +19,7 @@ from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
 from jaxrl_atari.option_forms import NUMBERS
-from jaxrl_atari.output import say
+from jaxrl_atari.output import say_changes
 
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
 """A field of this type gives every field of the config as an option: `--ppo.gae-lambda 0.9`."""
@@ -80,7 +80,8 @@ class Sources(NamedTuple):
             kept: the config of the directory.
         """
         if self.config:
-            say_changes(f"{self.config} differs from {self.run_dir}, which keeps its own values", wanted, kept)
+            text = f"{self.config} differs from {self.run_dir}, which keeps its own values"
+            say_changes(text, changed_fields(wanted.to_dict(), kept.to_dict()))
 
 
 def read_sources(arguments: Sequence[str] | None) -> Sources:
@@ -211,11 +212,3 @@ def _in_tyros_form(words: Sequence[str], options: Any) -> list[str]:
         group, dot, leaf = switch.removeprefix("--").rpartition(".")
         result[at : at + used] = [switch if is_on else f"--{group}{dot}no-{leaf}"]
     return result
-
-
-def say_changes(text: str, before: Config, after: Config) -> None:
-    """Prints a text and the fields in which two configs differ; nothing if they are equal."""
-    changed = changed_fields(before.to_dict(), after.to_dict())
-    if changed:
-        fields = ", ".join(f"{name} {old!r} -> {new!r}" for name, (old, new) in changed.items())
-        say(f"{text}: {fields}")

@@ -19,6 +19,7 @@ SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a 
 SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of a trial
 """
 
+import shlex
 from pathlib import Path
 
 CONFIG_FILE = "config.json"
@@ -117,3 +118,8 @@ def has_session(directory: Path) -> bool:
     output in it.
     """
     return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
+
+
+def resume_command(command: str, directory: Path) -> str:
+    """The command line that continues what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
+    return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"

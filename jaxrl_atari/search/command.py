@@ -11,7 +11,6 @@ from pathlib import Path
 
 from optuna import Study
 
-from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config, changed_fields
@@ -24,7 +23,7 @@ from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.journal import repair_journal
-from jaxrl_atari.runs.layout import SEARCH_FILE, has_session, is_search, trial_dir
+from jaxrl_atari.runs.layout import SEARCH_FILE, has_session, is_search, resume_command, trial_dir
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search, to_dict

@@ -5,8 +5,7 @@ import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli.config_files import config_source
-from jaxrl_atari.config import Config, set_fields
+from jaxrl_atari.config import Config, config_source, set_fields
 from jaxrl_atari.errors import DamagedMetrics
 from jaxrl_atari.report.searches import read_study
 from jaxrl_atari.report.text import markdown_table, number_text

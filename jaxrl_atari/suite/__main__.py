@@ -14,13 +14,13 @@ from typing import Annotated
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli import resume_command
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromDirectory, parse, read_sources, say_changes
+from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
+from jaxrl_atari.config import changed_fields
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.output import counted, say
+from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep
+from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import game_configs
@@ -126,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
         say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
         if before is not None:
-            say_changes("changed", before.config, config)
+            say_changes("changed", changed_fields(before.config.to_dict(), config.to_dict()))
         _say_finished(plan, jobs)
         results = ResultsKeeper(directory, plan)
         if jobs:

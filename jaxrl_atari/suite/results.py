@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from jaxrl_atari.cli import resume_command
 from jaxrl_atari.errors import SessionsFailed, UserError, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import SuiteResults, save_results, suite_results
+from jaxrl_atari.runs.layout import resume_command
 from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.suite.sweep_results import SweepResults, draw_sweep, save_sweep_results, sweep_results
 from jaxrl_atari.trials.launch import Failure, Job

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from jaxrl_atari import cli
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import reason
+from jaxrl_atari.errors import correctable, reason
 from jaxrl_atari.output import say
 
 POLL_SECONDS = 0.1
@@ -90,7 +89,7 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
     try:
         function(*arguments, **options)
     except Exception as error:
-        known = cli.correctable(error)
+        known = correctable(error)
         if known is None:
             say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
         return Failure(reason(known or error), known is not None)

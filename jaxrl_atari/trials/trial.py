@@ -7,20 +7,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli import resume_command
-from jaxrl_atari.cli.options import say_changes
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed
-from jaxrl_atari.output import say
+from jaxrl_atari.output import say, say_changes
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import only_writer, write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run
+from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run, resume_command
 from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused, require_resumable
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
@@ -176,11 +174,13 @@ def _jobs_of_run(config: Config, before: Config | None, run_dir: Path) -> list[J
         kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
         wanted = config
         config = dataclasses.replace(before, **kept)
-        say_changes("the run has finished, and keeps its own values", wanted, config)
+        changed = changed_fields(wanted.to_dict(), config.to_dict())
+        say_changes("the run has finished, and keeps its own values", changed)
     if before is None or (not jobs and config != before):
         write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
         keep_code(run_dir)
-    say_changes("changed", before or config, config)
+    if before:
+        say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
     for session in {*range(config.sessions)} - {job.session for job in jobs}:
         say(f"session {session}  finished already")
     return jobs
