@@ -28,7 +28,7 @@ from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.report.text import interval_text, markdown_table, score_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import session_number
-from jaxrl_atari.runs.run_dir import latest_meta
+from jaxrl_atari.runs.reading import latest_meta
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS: tuple[str, ...] = (

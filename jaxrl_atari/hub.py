@@ -40,7 +40,7 @@ from jaxrl_atari.report.evaluations import evaluations, written_at
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_path, checkpoint_steps
+from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_env_steps, checkpoint_path
 
 Checkpoint = Literal["best", "latest"] | int
 
@@ -124,7 +124,7 @@ def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
     Raises:
         UserError: a checkpoint is missing or damaged.
     """
-    folders = [path for path in run.tables if checkpoint_steps(path)] if checkpoint == "latest" else []
+    folders = [path for path in run.tables if checkpoint_env_steps(path)] if checkpoint == "latest" else []
     return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
 
 

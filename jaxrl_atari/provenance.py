@@ -6,7 +6,7 @@ from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
-from jaxrl_atari.runs.description import surroundings
+from jaxrl_atari.runs.description import software_and_machine
 
 
 def provenance(config: Config, placement: Placement, compute_dtype: str) -> dict[str, Any]:
@@ -15,18 +15,18 @@ def provenance(config: Config, placement: Placement, compute_dtype: str) -> dict
     Args:
         compute_dtype: the type in which the network computes, such as `float32`.
     """
-    around = surroundings(config)
+    known = software_and_machine(config)
     return {
-        "python": around["python"],
-        "versions": around["versions"],
-        "git_revision": around["git_revision"],
-        "numeric_settings": around["numeric_settings"],
+        "python": known["python"],
+        "versions": known["versions"],
+        "git_revision": known["git_revision"],
+        "numeric_settings": known["numeric_settings"],
         "compute_dtype": compute_dtype,
         "coefficients": resolved_options(config).coefficients,  # a default may change with the algorithm's file
         "learns_on": [device.device_kind for device in placement.learner],
         "acts_on": [device.device_kind for device in placement.actors],
-        "cpu": around["hardware"]["cpu"],
-        "instruction_sets": around["hardware"]["instruction_sets"],
+        "cpu": known["hardware"]["cpu"],
+        "instruction_sets": known["hardware"]["instruction_sets"],
         "threads": xla_threads(),
     }
 

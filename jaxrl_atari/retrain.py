@@ -41,7 +41,7 @@ def retrain(session_dir: Path, start: int) -> str:
         raise UserError(f"{name}: the session has no {DIGESTS_FILE}, because an earlier version trained it")
     target = next((written for written in read_digests(session_dir) if written.env_steps > start), None)
     if target is None:
-        kept = ", ".join(map(str, checkpoints.steps()))
+        kept = ", ".join(map(str, checkpoints.env_steps()))
         raise UserError(f"{name}: no later checkpoint was written; there are: {kept}; choose one before the last")
     config = config_from_dict(target.config)
     if changed := changed_fields(meta["config"], target.config):
@@ -56,7 +56,7 @@ def retrain(session_dir: Path, start: int) -> str:
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
         quiet = _without_extras(config)
         with prepare(quiet, place_session(quiet), copy, session_number(session_dir), resume=True) as session:
-            _require_same_environment(name, target, session.environment)
+            _require_same_provenance(name, target, session.provenance)
             for _ in train(session):
                 if session.progress.env_steps >= target.env_steps:
                     break
@@ -69,8 +69,8 @@ def retrain(session_dir: Path, start: int) -> str:
         )
     different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
     if different:
-        then = target.environment["git_revision"]
-        now = found.environment["git_revision"]
+        then = target.provenance["git_revision"]
+        now = found.provenance["git_revision"]
         other = f"; the code was that of {then}, now it is {now}" if now != then else ""
         raise VerificationFailed(
             f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
@@ -88,16 +88,16 @@ def _without_extras(config: Config) -> Config:
     return replace(config, log=log, evaluation=replace(config.evaluation, every_env_steps=0))
 
 
-def _require_same_environment(name: str, target: WrittenCheckpoint, environment: dict[str, Any]) -> None:
+def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: dict[str, Any]) -> None:
     """Refuses to train where other bits are expected.
 
     Args:
         name: begins the error.
-        environment: `Session.environment` of the session that would train.
+        provenance: `Session.provenance` of the session that would train.
     """
     # Most commits change no number: the revision is named only if the bits differ.
-    before = target.environment | {"git_revision": None}
-    if changed := changed_fields(before, environment | {"git_revision": None}):
+    before = target.provenance | {"git_revision": None}
+    if changed := changed_fields(before, provenance | {"git_revision": None}):
         differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
         raise UserError(
             f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as in training"

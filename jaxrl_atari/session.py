@@ -106,7 +106,7 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
             options = current_options(config, progress.env_steps)
             actor_key, update_key = session.keys(progress.updates)
             log.phase("first rollout")
-            collected = collect(session.games.groups, learner.acting_params(), actor_key, progress.steps)
+            collected = collect(session.games.groups, learner.acting_params(), actor_key, progress.steps_per_env)
             log.phase("first update")
             metrics = learner.update(collected.rollouts, options, update_key)
         session.games.finished += collected.games
@@ -199,7 +199,7 @@ class Session:
         # Whether an evaluation is running now depends on the machine's speed.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
         written = WrittenCheckpoint(
-            progress.env_steps, progress.updates, kept, self.config.to_dict(), self.environment
+            progress.env_steps, progress.updates, kept, self.config.to_dict(), self.provenance
         )
         add_digests(session_dir, written)
 
@@ -221,7 +221,7 @@ class Session:
             "num_actions": self.games.num_actions,
             "device": self.device_text(),
             "compute_dtype": self.learner.compute_dtype.name,
-            "coefficients": self.environment["coefficients"],
+            "coefficients": self.provenance["coefficients"],
             "numeric_settings": numeric_settings(),
             "seed": self.seed,
             "game_seed": self.games.seed,
@@ -230,7 +230,7 @@ class Session:
         }
 
     @cached_property
-    def environment(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """What the bits of this session depend on besides its config and seed; see `provenance`."""
         return provenance(self.config, self.placement, self.learner.compute_dtype.name)
 

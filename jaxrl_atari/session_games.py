@@ -109,7 +109,7 @@ def start_games(
         if games is not None:
             return games
     game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
-    return SessionGames(make(game_seed, progress.steps), game_seed)
+    return SessionGames(make(game_seed, progress.steps_per_env), game_seed)
 
 
 def continue_games(

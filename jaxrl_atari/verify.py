@@ -32,8 +32,8 @@ from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import counted, say, tracked
 from jaxrl_atari.runs.actions import games_of_rows, segments
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.files import not_saved
-from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_steps, session_dirs, session_number
+from jaxrl_atari.runs.files import try_write_json
+from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import number
 from jaxrl_atari.runs.tables import read_table
@@ -213,7 +213,7 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
             recorded = row.get(name, text)
             if recorded != text and f"{number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
                 raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
-    if env_steps < max(checkpoint_steps(session_dir), default=0):
+    if env_steps < max(checkpoint_env_steps(session_dir), default=0):
         raise VerificationFailed(
             f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints"
         )
@@ -289,9 +289,9 @@ def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
 
     chosen = [path for path in session_dirs(run_dir) if sessions == session_number(path)]
     if sessions == "all":
-        chosen = [path for path in session_dirs(run_dir) if start in checkpoint_steps(path)]
+        chosen = [path for path in session_dirs(run_dir) if start in checkpoint_env_steps(path)]
     if not chosen:
-        kept = {path.name: checkpoint_steps(path) for path in session_dirs(run_dir)}
+        kept = {path.name: checkpoint_env_steps(path) for path in session_dirs(run_dir)}
         raise UserError(f"--retrain {start}: no session has a checkpoint there; there are: {kept}")
     for line in tune_process():
         say(line)
@@ -336,7 +336,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 say(f"{verified}: cannot be removed ({problem.strerror}); it is of an earlier verification")
             continue
         say(line)
-        if values and (problem := not_saved(verified, values)):
+        if values and (problem := try_write_json(verified, values)):
             say(f"{session_dir.name}  the result is not saved: {problem}")
     if differences:
         raise VerificationFailed("; ".join(differences))

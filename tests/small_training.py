@@ -57,7 +57,7 @@ def read_table(path):
 
 def latest_meta(session_dir):
     checkpoints = Checkpoints(session_dir)
-    return checkpoints.read_meta(checkpoints.steps()[-1])
+    return checkpoints.read_meta(checkpoints.env_steps()[-1])
 
 
 def edit_meta(session_dir, step, **changes):

@@ -126,7 +126,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path, scores, kept, best):
     for step, score in enumerate(scores, start=1):
         save(checkpoints, step, score)
     for reader in (checkpoints, Checkpoints(tmp_path)):  # from memory, from disk
-        assert (reader.steps(), reader.best_step()) == (kept, best)
+        assert (reader.env_steps(), reader.best_env_steps()) == (kept, best)
     assert sorted(path.name for path in tmp_path.glob("checkpoints/*")) == list(map(str, kept))
 
 
@@ -222,7 +222,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(damage, session):
     assert checkpoints.set_aside(20) == session / "checkpoints" / "damaged_20"
     save(checkpoints, 20, 1.0)
     assert checkpoints.set_aside(20).name == "damaged_20_2"
-    assert checkpoints.steps() == [10]
+    assert checkpoints.env_steps() == [10]
 
 
 def test_without_a_sound_checkpoint_nothing_is_restored(session):
@@ -239,7 +239,7 @@ def test_what_may_be_the_best_is_not_removed(session, capsys):
     checkpoints = Checkpoints(session, print)
     for step in (30, 40):
         save(checkpoints, step, 1.0)
-    assert checkpoints.steps() == [10, 20, 30, 40]
+    assert checkpoints.env_steps() == [10, 20, 30, 40]
     assert "checkpoints/10: damaged: its meta cannot be read" in capsys.readouterr().out
 
 
@@ -282,7 +282,9 @@ def test_a_killed_save_keeps_the_previous_checkpoints(session, environment):
             assert process.poll() is None
             time.sleep(0.001)
         process.kill()
-    assert Checkpoints(session).steps() == [10, 20], "the save was complete before the kill: nothing was tested"
+    assert Checkpoints(session).env_steps() == [10, 20], (
+        "the save was complete before the kill: nothing was tested"
+    )
     assert_same(newest(session).arrays, small_arrays(20))
     (session / "checkpoints" / "removed_5").mkdir()  # a killed deletion
     save(Checkpoints(session), 30, 1.0)
@@ -356,7 +358,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_left_with_one_line(session,
                 save(Checkpoints(Path(folder), print), step, 4.0)
         problem = "this old checkpoint cannot be removed (Permission denied) and is left there"
         assert capsys.readouterr().out == f"{checkpoints}/removed_20: {problem}\n"
-        assert Checkpoints(Path(folder)).steps() == [10, 40, 50]
+        assert Checkpoints(Path(folder)).env_steps() == [10, 40, 50]
         for path in checkpoints.glob("removed_20/arrays"):
             path.chmod(0o755)
 

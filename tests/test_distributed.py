@@ -79,7 +79,7 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     run_dir = tmp_path / "run"
     together(*SMALL, "--run-dir", run_dir, "--log.checkpoint-every-env-steps", 256)
     checkpoints = Checkpoints(run_dir / "session_0")
-    before, last = checkpoints.steps()[-2:]
+    before, last = checkpoints.env_steps()[-2:]
     for path in (run_dir / "session_0" / "checkpoints" / str(last) / "arrays").rglob("[0-9]*"):
         flip_bit(path)
     resume = ("-m", "jaxrl_atari.train", "--resume", run_dir, "--total-env-steps")
@@ -91,7 +91,7 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     assert alone.returncode == 0, alone.stderr
     steps = [int(row["env_steps"]) for row in read_csv(run_dir / "session_0" / "metrics.csv")]
     assert steps == sorted(set(steps))
-    assert checkpoints.steps()[-1] == steps[-1] > 1_900
+    assert checkpoints.env_steps()[-1] == steps[-1] > 1_900
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -16,7 +16,7 @@ from jaxrl_atari import verify
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import checkpoint_steps
+from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import place_session, prepare, run_session
 from jaxrl_atari.session_arrays import abstract_arrays
 
@@ -129,9 +129,9 @@ def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, envi
         "run_session(read_config(run_dir), run_dir / 'session_0', resume=True)"
     )
     for _ in range(kills):
-        before = checkpoint_steps(session_dir)
+        before = checkpoint_env_steps(session_dir)
         with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) as process:
-            while checkpoint_steps(session_dir) == before and process.poll() is None:
+            while checkpoint_env_steps(session_dir) == before and process.poll() is None:
                 time.sleep(0.02)
             time.sleep(random.uniform(0, 1))
             process.kill()

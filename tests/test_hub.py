@@ -14,7 +14,7 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.imports import IMPORTS
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.layout import checkpoint_steps
+from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import run_session
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -131,7 +131,7 @@ def test_a_run_of_ones_own_is_shared_with_its_code(server, run_dir, tmp_path, mo
     own = dataclasses.replace(CONFIG, network=dataclasses.replace(CONFIG.network, name="network_of_test_hub"))
     write_json(run_dir / "config.json", read_json(run_dir / "config.json") | {"config": own.to_dict()})
     for session_dir in (run_dir / "session_0", run_dir / "session_1"):
-        for step in checkpoint_steps(session_dir):
+        for step in checkpoint_env_steps(session_dir):
             edit_meta(session_dir, step, config=own.to_dict())
     (run_dir / "code").mkdir()
     code = run_dir / "code" / "idea_of_test_hub.py"

@@ -18,7 +18,7 @@ from jaxrl_atari.networks import Observation
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.layout import checkpoint_steps
+from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import run_session
 from jaxrl_atari.train import main as train
 
@@ -52,7 +52,7 @@ def outputs(policy, stacks):
 
 
 def test_a_packed_run_plays_verifies_and_reports_as_its_original(run_dir, tmp_path, capsys):
-    step = checkpoint_steps(run_dir / "session_0")[-1]
+    step = checkpoint_env_steps(run_dir / "session_0")[-1]
     pack(run_dir, packed := tmp_path / "packed", "--checkpoint", step)
     said = capsys.readouterr().out
     assert "left out: the optimiser state, the random key and the games in progress" in said
@@ -101,7 +101,7 @@ def test_rounded_parameters_compute_the_same_bits_in_bfloat16(run_dir, tmp_path)
 @pytest.mark.long
 def test_a_run_in_float32_is_not_rounded(run_dir, tmp_path):
     shutil.copytree(run_dir, own := tmp_path / "own")
-    for step in checkpoint_steps(own / "session_0"):
+    for step in checkpoint_env_steps(own / "session_0"):
         edit_meta(own / "session_0", step, compute_dtype="float32")
     with pytest.raises(UserError, match="this one computed in float32: leave --rounded out"):
         pack(own, tmp_path / "packed", "--rounded")

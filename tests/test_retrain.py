@@ -49,9 +49,9 @@ def test_every_checkpoint_leaves_its_digests(run_dir):
     written = read_digests(run_dir / "session_0")
     steps = [each.env_steps for each in written]
     assert steps == sorted(set(steps))
-    assert len(steps) > len(Checkpoints(run_dir / "session_0").steps()) >= 2
+    assert len(steps) > len(Checkpoints(run_dir / "session_0").env_steps()) >= 2
     for each in written:
-        if each.env_steps in Checkpoints(run_dir / "session_0").steps():
+        if each.env_steps in Checkpoints(run_dir / "session_0").env_steps():
             meta = Checkpoints(run_dir / "session_0").read_meta(each.env_steps)
             own = {f"arrays/{path}": digest for path, digest in meta["checksums"].items()}
             assert own.items() <= each.digests.items()
@@ -60,7 +60,7 @@ def test_every_checkpoint_leaves_its_digests(run_dir):
 
 def test_a_part_is_trained_again_to_the_same_bits(run_dir, capsys):
     before = contents(run_dir)
-    start = Checkpoints(run_dir / "session_0").steps()[0]
+    start = Checkpoints(run_dir / "session_0").env_steps()[0]
     retrain(run_dir, start)
     (target,) = [each for each in read_digests(run_dir / "session_0") if each.env_steps > start][:1]
     line = capsys.readouterr().out.splitlines()[-1]
@@ -76,7 +76,7 @@ def test_one_changed_weight_is_found(run_dir):
     """The checkpoint is sound in itself: its digests are those of the changed parameters."""
     session_dir = run_dir / "session_0"
     checkpoints = Checkpoints(session_dir)
-    start = checkpoints.steps()[0]
+    start = checkpoints.env_steps()[0]
     meta = checkpoints.read_meta(start)
     target = abstract_arrays(CONFIG, meta["num_actions"], jax.devices("cpu")[0])
     arrays = checkpoints.restore(start, target)
@@ -108,12 +108,12 @@ def test_another_machine_is_refused_with_its_reason(field, value, words, run_dir
         line["environment"][field] = value
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     with pytest.raises(UserError, match=words) as error:
-        retrain(run_dir, Checkpoints(run_dir / "session_0").steps()[0])
+        retrain(run_dir, Checkpoints(run_dir / "session_0").env_steps()[0])
     assert error.value.exit_status == 2
 
 
 def test_what_cannot_be_trained_again(run_dir, tmp_path):
-    steps = Checkpoints(run_dir / "session_0").steps()
+    steps = Checkpoints(run_dir / "session_0").env_steps()
     with pytest.raises(UserError, match="no later checkpoint was written"):
         retrain(run_dir, steps[-1])
     with pytest.raises(UserError, match=r"--retrain 7: no session has a checkpoint there"):

@@ -30,7 +30,7 @@ from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import checkpoint_steps
+from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.search import (
     CategoricalDistribution,
     FloatDistribution,
@@ -264,7 +264,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
     write_results(tmp_path)
     row = next(row for row in read_csv(tmp_path / "trials.csv") if row["trial"] == "2")
     assert row["status"] == "stopped by ASHA"
-    assert 200 <= int(row["env_steps"]) == checkpoint_steps(tmp_path / "trial_2/session_0")[-1] < 2000
+    assert 200 <= int(row["env_steps"]) == checkpoint_env_steps(tmp_path / "trial_2/session_0")[-1] < 2000
     assert open_study(tmp_path, search).trials[2].value == pytest.approx(float(row["score"]))
 
 
@@ -435,7 +435,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
         assert f"stopped; go on with python -m jaxrl_atari.search --resume {search_dir}" in output
         assert not psutil.wait_procs(family, timeout=1)[1]
         stopped = log_points(search_dir)
-        assert {path: checkpoint_steps(path)[-1] for path in stopped} == stopped
+        assert {path: checkpoint_env_steps(path)[-1] for path in stopped} == stopped
 
     process = start(*line, **gpu)
     family = wait_for_progress(process, search_dir)
@@ -577,7 +577,9 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         wait_for_progress(process, suite_dir)
         process.kill()
         process.communicate()
-        killed = {path: checkpoint_steps(path)[-1] for path in log_points(suite_dir) if checkpoint_steps(path)}
+        killed = {
+            path: checkpoint_env_steps(path)[-1] for path in log_points(suite_dir) if checkpoint_env_steps(path)
+        }
         time.sleep(2)
         assert not (suite_dir / "Qbert/session_1").exists()
         process = start(*line, "--address", address)
@@ -587,7 +589,7 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         assert process.returncode == 130, output
         assert f"stopped; go on with python -m jaxrl_atari.suite --resume {suite_dir}" in output
         stopped = log_points(suite_dir)
-        assert {path: checkpoint_steps(path)[-1] for path in stopped} == stopped
+        assert {path: checkpoint_env_steps(path)[-1] for path in stopped} == stopped
         assert not (suite_dir / "ray").exists()
         (suite_dir / "Qbert").mkdir(exist_ok=True)
         (suite_dir / "Qbert/session_1").write_text("in the way")

@@ -132,7 +132,7 @@ def run_dir(tmp_path_factory):
 @given(data=st.data())
 def test_meta_of_a_checkpoint(data, run_dir):
     checkpoints = Checkpoints(run_dir / "session_0")
-    step = checkpoints.steps()[0]
+    step = checkpoints.env_steps()[0]
     path = checkpoints.directory / str(step) / "meta" / "metadata"
     sound = path.read_bytes()
     try:

@@ -31,7 +31,7 @@ from jaxrl_atari.provenance import resume_text
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.layout import checkpoint_steps
+from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
@@ -93,7 +93,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     assert [row["policy_loss"] for row in table] == [f"{row['policy_loss']:.9g}" for row in lines.rows]
     assert float(table[-1]["learning_rate"]) == 0
     assert sum(float(table[-1][name]) for name in TIME_COLUMNS) == pytest.approx(100)
-    assert checkpoint_steps(session_dir) == [128, 192]
+    assert checkpoint_env_steps(session_dir) == [128, 192]
     assert f"device: {latest_meta(session_dir)['device']}" in lines.messages
     assert {path.name.split(".")[0] for path in session_dir.iterdir()} > {
         "events",
@@ -214,7 +214,7 @@ def test_a_stop_before_the_first_update_leaves_no_checkpoint(session_dir):
     """An evaluation would play an untrained network and count it in the score."""
     with pytest.raises(Stopped):
         run_session(TINY, session_dir, stop_requested=stop_before(1))
-    assert not checkpoint_steps(session_dir)
+    assert not checkpoint_env_steps(session_dir)
 
 
 @pytest.mark.long
@@ -247,7 +247,7 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
         NonFiniteError, match=r"loss = nan.* training stopped at .* the last checkpoint is kept: lower"
     ):
         run_session(change(TINY, overlap=overlap), session_dir)
-    assert checkpoint_steps(session_dir)[-1] < 120
+    assert checkpoint_env_steps(session_dir)[-1] < 120
     with prepare(TINY, place_session(TINY), session_dir, resume=True) as run:
         state = run.learner.state
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
@@ -324,7 +324,9 @@ def test_a_stop_during_the_last_evaluation(session_dir):
     config = change(TINY, evaluation={"every_env_steps": 192, "episodes": 1_000})
     with pytest.raises(KeyboardInterrupt):
         run_session(
-            config, session_dir, stop_requested=lambda: config.is_spent(max([0, *checkpoint_steps(session_dir)]))
+            config,
+            session_dir,
+            stop_requested=lambda: config.is_spent(max([0, *checkpoint_env_steps(session_dir)])),
         )
     assert not (session_dir / "evaluations.csv").exists()
     assert not is_finished(config, session_dir)
@@ -389,7 +391,7 @@ def flip_all(step_dir, item):
 @pytest.mark.long
 @pytest.mark.parametrize("item", ["arrays", "acting", "meta"])
 def test_a_damaged_checkpoint_is_passed_over(item, copied, capsys):
-    before, last = checkpoint_steps(copied)[-2:]
+    before, last = checkpoint_env_steps(copied)[-2:]
     flip_all(copied / "checkpoints" / str(last), item)
     if item == "meta":
         flip_bit(copied / "checkpoints" / str(last) / "meta" / "metadata")
@@ -403,7 +405,7 @@ def test_a_damaged_checkpoint_is_passed_over(item, copied, capsys):
 
 def as_of_an_earlier_version(session_dir):
     """Format 3 before games were saved."""
-    last = str(checkpoint_steps(session_dir)[-1])
+    last = str(checkpoint_env_steps(session_dir)[-1])
     path = session_dir / "checkpoints" / last / "meta" / "metadata"
     meta = json.loads(path.read_text())
     for name in ("items", "game_seed", "steps", "evaluated_env_steps", "logged_env_steps", "unlogged_metrics"):
@@ -451,7 +453,7 @@ def test_where_games_cannot_go_on_new_ones_are_started(prepare_it, options, prob
 
 @pytest.mark.long
 def test_a_session_that_resumes_and_stops_at_once_is_as_it_was(copied, capsys):
-    edit_meta(copied, checkpoint_steps(copied)[-1], items={})  # with new games, of which none has made a step
+    edit_meta(copied, checkpoint_env_steps(copied)[-1], items={})  # with new games, of which none has made a step
     before = contents(copied)
     with pytest.raises(KeyboardInterrupt):
         run_session(change(TINY, total_env_steps=320), copied, resume=True, stop_requested=stop_before(1))
@@ -468,7 +470,7 @@ def test_a_resume_that_cannot_be_changes_nothing(copied):
     ):
         run_session(change(TINY, network={"name": "impala"}), copied, resume=True)
     assert contents(copied) == before
-    for step in checkpoint_steps(copied):
+    for step in checkpoint_env_steps(copied):
         flip_all(copied / "checkpoints" / str(step), "arrays")
     before = contents(copied)
     with pytest.raises(UserError, match="no checkpoint is sound"):

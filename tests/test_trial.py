@@ -158,7 +158,7 @@ def test_a_stop_rule_ends_sessions_as_if_their_budget_were_spent(tmp_path, capsy
     assert (result.summary["complete"], result.summary["stopped"]) == (True, expected)
     assert read(tmp_path / "run" / "trial.json") == result.summary
     assert "session 1 ended at 16 env steps: far enough\n" in capsys.readouterr().out
-    assert Checkpoints(tmp_path / "run" / "session_0").steps() == [32]
+    assert Checkpoints(tmp_path / "run" / "session_0").env_steps() == [32]
     assert run_training(config, tmp_path / "run").summary == result.summary
     assert capsys.readouterr().out.count("finished already") == 2
     longer = run_training(dataclasses.replace(config, total_env_steps=96), tmp_path / "run").summary
@@ -184,7 +184,7 @@ def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):
     summary = run_training(config, tmp_path).summary
     expected = {"env_steps": 32, "reason": "stop(row) was true at this log point"}
     assert summary["stopped"] == {"session_0": expected}
-    assert Checkpoints(tmp_path / "session_0").steps() == [32]
+    assert Checkpoints(tmp_path / "session_0").env_steps() == [32]
     assert [row["env_steps"] for row in read_table(tmp_path / "session_0" / "evaluations.csv")] == ["32"]
 
 
@@ -351,7 +351,7 @@ def test_two_sessions_on_two_gpus(tmp_path):
     for session in (0, 1):
         assert f"session {session}  device: cpu:1 (devices.gpu = auto" in done.stdout
         checkpoints = Checkpoints(run_dir / f"session_{session}")
-        assert checkpoints.read_meta(checkpoints.steps()[-1])["config"] == description(run_dir)["config"]
+        assert checkpoints.read_meta(checkpoints.env_steps()[-1])["config"] == description(run_dir)["config"]
     assert read(run_dir / "trial.json")["complete"]
 
 

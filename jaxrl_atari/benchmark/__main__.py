@@ -30,7 +30,7 @@ from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.description import describe
-from jaxrl_atari.runs.files import not_saved
+from jaxrl_atari.runs.files import try_write_json
 
 RATES = {
     "env_sps": "emulators alone, random actions: the limit",
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_report(result)
     say("\n" + json.dumps(result | description, allow_nan=False))
     if options.json_file:
-        problem = not_saved(options.json_file, result | description)
+        problem = try_write_json(options.json_file, result | description)
         if problem:
             raise UserError(f"shown above, but not saved: {problem}")
 

@@ -35,7 +35,7 @@ from jaxrl_atari.report.page import REPORT_FILE, try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.files import not_saved, unused
+from jaxrl_atari.runs.files import try_write_json, unused
 from jaxrl_atari.runs.tracking import add_to_tensorboard
 
 
@@ -112,7 +112,7 @@ class ResultFiles:
 
     def save(self, path: Path, values: dict[str, Any]) -> None:
         """Writes a JSON file and prints its path."""
-        problem = not_saved(path, values)
+        problem = try_write_json(path, values)
         if problem:
             self.problems.append(problem)
         else:

@@ -20,7 +20,7 @@ from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_steps, session_path
+from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, session_path
 from jaxrl_atari.session_arrays import abstract_params
 
 _log = logging.getLogger(__name__)
@@ -163,14 +163,14 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
     if (path / CHECKPOINTS_FOLDER).is_dir():
         return path
     sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
-    with_checkpoints = [path for path in sessions if checkpoint_steps(path)]
+    with_checkpoints = [path for path in sessions if checkpoint_env_steps(path)]
     return max(with_checkpoints, key=_best_score, default=sessions[0])
 
 
 def _best_score(directory: Path) -> float:
     """The highest score at a checkpoint of a session; -inf if no game had ended."""
     checkpoints = Checkpoints(directory)
-    score = checkpoints.read_meta(checkpoints.best_step() or 0)["score"]
+    score = checkpoints.read_meta(checkpoints.best_env_steps() or 0)["score"]
     return -np.inf if score is None else score
 
 
@@ -196,7 +196,7 @@ def load_policy(
     """
     directory = find_session(run_dir, session)
     checkpoints = Checkpoints(directory)
-    if not checkpoints.steps():
+    if not checkpoints.env_steps():
         raise UserError(f"{directory}: holds no checkpoint; there is no such session, or it has written none yet")
     device = device or pick_device("auto")
 
@@ -209,7 +209,7 @@ def load_policy(
         for error in damaged.values():
             _log.warning("%s; the checkpoint at env step %s is used", error, step)
     else:
-        step = (checkpoints.best_step() or 0) if checkpoint == "best" else checkpoint
+        step = (checkpoints.best_env_steps() or 0) if checkpoint == "best" else checkpoint
         meta = checkpoints.read_meta(step)
         arrays = checkpoints.restore(step, restore_target(meta), part=PARAMETERS)
     config = config_from_dict(meta["config"])

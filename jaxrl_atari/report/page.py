@@ -39,7 +39,7 @@ from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.layout import SEARCH_FILE, VERIFIED_FILE, is_run, is_search, is_suite
-from jaxrl_atari.runs.run_dir import latest_meta
+from jaxrl_atari.runs.reading import latest_meta
 
 _log = logging.getLogger(__name__)
 

@@ -44,7 +44,7 @@ from jaxrl_atari.runs.arrays import (
     to_host,
 )
 from jaxrl_atari.runs.files import read_json, unused
-from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_path, checkpoint_steps, meta_file
+from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, checkpoint_path, meta_file
 from jaxrl_atari.runs.progress import POINT_ENV_STEPS
 
 _log = logging.getLogger(__name__)
@@ -83,17 +83,17 @@ class Checkpoints:
         self.directory = session_dir / CHECKPOINTS_FOLDER
         self._say = say
 
-    def steps(self) -> list[int]:
+    def env_steps(self) -> list[int]:
         """Env steps of the complete checkpoints, in ascending order."""
-        return checkpoint_steps(self.session_dir)
+        return checkpoint_env_steps(self.session_dir)
 
-    def best_step(self) -> int | None:
+    def best_env_steps(self) -> int | None:
         """Env steps of the checkpoint with the highest score, the newest among equals; None if there is none.
 
         Raises:
             DamagedCheckpoint: the score of a checkpoint cannot be read, so it may be the best.
         """
-        scores = {env_steps: self.read_meta(env_steps)["score"] for env_steps in self.steps()}
+        scores = {env_steps: self.read_meta(env_steps)["score"] for env_steps in self.env_steps()}
 
         def rank(env_steps: int) -> tuple[float, int]:
             score = scores[env_steps]
@@ -111,8 +111,9 @@ class Checkpoints:
             UserError: there is no such checkpoint, or it has another format version.
         """
         path = checkpoint_path(self.session_dir, env_steps)
-        if env_steps not in (steps := self.steps()):
-            raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, steps)) or 'none yet'}")
+        found = self.env_steps()
+        if env_steps not in found:
+            raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, found)) or 'none yet'}")
         try:
             meta = read_json(meta_file(self.session_dir, env_steps))
             if meta["checksum"] != meta_digest(meta):
@@ -167,13 +168,13 @@ class Checkpoints:
         return jax.tree_util.tree_map_with_path(restored, target)
 
     def restore_newest(
-        self, target: Callable[[dict[str, Any]], Any], parameters: Sequence[str] = (), part: str = ""
+        self, target: Callable[[dict[str, Any]], Any], extra_items: Sequence[str] = (), part: str = ""
     ) -> RestoredCheckpoint:
         """Restores the newest checkpoint that is sound.
 
         Args:
             target: meta -> `target` of `restore`.
-            parameters: names of further items to restore beside the arrays, where the checkpoint has them; each
+            extra_items: names of further items to restore beside the arrays, where the checkpoint has them; each
                 has the structure of `train_state.params`.
             part: part of the arrays, as in `restore`.
 
@@ -181,11 +182,11 @@ class Checkpoints:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
         """
         damaged: dict[int, DamagedCheckpoint] = {}
-        for env_steps in reversed(self.steps()):
+        for env_steps in reversed(self.env_steps()):
             try:
                 meta = self.read_meta(env_steps)
                 arrays = self.restore(env_steps, target(meta), part=part)
-                for name in meta.get("items", {}).keys() & parameters:  # see `complete_meta`
+                for name in meta.get("items", {}).keys() & extra_items:  # see `complete_meta`
                     arrays[name] = self.restore(env_steps, arrays["train_state"].params, name)
                 return RestoredCheckpoint(env_steps, arrays, meta, damaged)
             except DamagedCheckpoint as error:
@@ -210,7 +211,7 @@ class Checkpoints:
 
         restored = None
         problem = ""
-        if is_leader() and self.steps():
+        if is_leader() and self.env_steps():
             try:
                 restored = self.restore_newest(target_of, ("acting", "evaluation"))
             except UserError as error:
@@ -333,11 +334,11 @@ class Checkpoints:
     def _remove_old(self) -> None:
         """Removes the checkpoints that are no longer kept: all but the latest two and the best."""
         try:
-            kept = {*self.steps()[-2:], self.best_step()}
+            kept = {*self.env_steps()[-2:], self.best_env_steps()}
         except UserError as error:  # a damaged checkpoint may be the best
             self._say(str(error))
             return
-        for env_steps in set(self.steps()) - kept:
+        for env_steps in set(self.env_steps()) - kept:
             path = checkpoint_path(self.session_dir, env_steps)
             try:
                 # If the removal is cut short, what is left must not look like a checkpoint. A folder in a lower

@@ -26,7 +26,7 @@ from jaxrl_atari.runs.layout import (
     SEARCH_FILE,
     SUITE_FILE,
     SWEEP_FILE,
-    checkpoint_steps,
+    checkpoint_env_steps,
     session_dirs,
 )
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
@@ -51,7 +51,7 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         config = config_from_dict(described["config"])
         stored = described.get("gae_lambda")
         if config.ppo.gae_lambda is None and stored not in (None, config.resolved_gae_lambda):
-            # The default for this game has changed since the run began. The run goes on with its own lambda.
+            # The default for this game has changed since the run began. The run keeps its own lambda.
             return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
         return config
     except UserError as error:  # with its own advice, such as for a field of another version
@@ -88,7 +88,7 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
             wanted == was, name, wanted, f"{was}, with which the run began", "leave it out, or start a new run"
         )
     if config.total_env_steps < before.total_env_steps:
-        reached = max((steps for path in session_dirs(run_dir) for steps in checkpoint_steps(path)), default=0)
+        reached = max((steps for path in session_dirs(run_dir) for steps in checkpoint_env_steps(path)), default=0)
         expected = f"at least {reached}, the env steps of a session"
         passed = config.is_spent(reached - config.rollout_size)
         require(
@@ -97,14 +97,15 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
 
 
 def describe(config: Config, directory: Path | None = None, file: str = CONFIG_FILE) -> dict[str, Any]:
-    """The content of config.json: config, seed, protocol, and the `surroundings` of the run.
+    """The content of config.json: config, seed, protocol, and the software and machine of the run.
 
     Args:
-        directory: of a run that is resumed. The `surroundings` in its `file` stay, and `resumed` gets an entry
-            with those of today and the fields that the resume changes: name -> [before, after].
+        directory: directory of the run. If it has `file` already, the run is being resumed: the software and
+            machine in it stay, and `resumed` gets an entry with those of today and the fields that the resume
+            changes: name -> [before, after]. None: as for a new run.
         file: has the description, such as suite.json in a suite.
     """
-    today = surroundings(config)
+    today = software_and_machine(config)
     described = {
         "config": config.to_dict(),
         "seed": config.seed,
@@ -125,7 +126,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
 
 
-def surroundings(config: Config) -> dict[str, Any]:
+def software_and_machine(config: Config) -> dict[str, Any]:
     """Versions of Python and of the packages that matter, git revision, JAX's numeric settings, and the machine.
 
     With `devices.gpu = false` nothing asks the machine for its GPUs, and they are None.

@@ -65,11 +65,13 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     write_file(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
-def not_saved(path: Path, values: dict[str, Any]) -> str:
-    """Writes a JSON file of figures that have been printed already. A failure is returned, not raised.
+def try_write_json(path: Path, values: dict[str, Any]) -> str:
+    """Writes a JSON file, and returns why it could not be written instead of raising an error.
+
+    It is for figures that have been printed already.
 
     Returns:
-        Why it could not be written, such as `PATH: Read-only file system`; empty if it was.
+        The problem, such as `PATH: Read-only file system`; empty if the file was written.
     """
     try:
         write_json(path, values)

@@ -1,4 +1,4 @@
-"""Names of the files and folders of a run directory, and questions that their presence answers (`is_run`, ...).
+"""Names in a run directory that several rooms need, and questions that their presence answers (`is_run`, ...).
 
 RUN_DIR/config.json     what the run is; see `description.py`
 RUN_DIR/trial.json      the summary of its sessions
@@ -96,7 +96,7 @@ def session_files(session_dir: Path) -> list[str]:
     return [name for name in SESSION_FILES if (session_dir / name).exists()]
 
 
-def checkpoint_steps(session_dir: Path) -> list[int]:
+def checkpoint_env_steps(session_dir: Path) -> list[int]:
     """Env steps of a session's complete checkpoints, in ascending order; none before its first one."""
     return sorted(int(path.name) for path in (session_dir / CHECKPOINTS_FOLDER).glob("*") if path.name.isdecimal())
 

@@ -48,7 +48,7 @@ def cut_and_open_logs(
     Raises:
         UserError: as `make_writers`.
     """
-    cut_segments(session_dir, progress.steps)
+    cut_segments(session_dir, progress.steps_per_env)
     cut_digests(session_dir, progress.env_steps)
     (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
     if config.evaluation.every_env_steps:

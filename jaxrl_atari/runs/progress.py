@@ -94,7 +94,7 @@ class Progress:
     def __init__(self, meta: dict[str, Any]):
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
-        self.steps: int = meta.get("steps", 0)  # steps of each environment, auto-reset steps included
+        self.steps_per_env: int = meta.get("steps", 0)  # with auto-reset steps
         self.saved = self.env_steps  # env steps at the newest checkpoint
         self.logged: int = meta.get("logged_env_steps", 0)  # at the newest log point
         self.evaluated: int = meta.get("evaluated_env_steps", 0)  # at the start of the newest evaluation
@@ -103,17 +103,17 @@ class Progress:
         if meta:
             self.statistics.load(meta["statistics"])
 
-    def count(self, env_steps: int, games: Iterable[FinishedGame], steps: int) -> None:
+    def count(self, env_steps: int, games: Iterable[FinishedGame], steps_per_env: int) -> None:
         """Counts a rollout and its update.
 
         Args:
             env_steps: its env steps.
             games: the games that ended in it.
-            steps: its steps of each environment.
+            steps_per_env: its steps of each environment, with auto-reset steps.
         """
         self.env_steps += env_steps
         self.updates += 1
-        self.steps += steps
+        self.steps_per_env += steps_per_env
         self.statistics.count(games, self.env_steps)
 
     def state(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Progress:
         return {
             "env_steps": self.env_steps,
             "updates": self.updates,
-            "steps": self.steps,
+            "steps": self.steps_per_env,
             "statistics": self.statistics.to_dict(),
             "logged_env_steps": self.logged,
             "evaluated_env_steps": self.evaluated,

@@ -1,4 +1,4 @@
-"""Reading what the sessions of a run have logged: metrics.csv, evaluations.csv, stopped.json."""
+"""What the sessions of a run have written, as numbers: log points, evaluations, the latest meta, an early end."""
 
 import logging
 from collections.abc import Mapping
@@ -15,12 +15,12 @@ from jaxrl_atari.runs.layout import (
     EVALUATIONS_FILE,
     METRICS_FILE,
     STOPPED_FILE,
+    checkpoint_env_steps,
     checkpoint_path,
-    checkpoint_steps,
+    meta_file,
     session_dirs,
     session_number,
 )
-from jaxrl_atari.runs.run_dir import latest_meta
 from jaxrl_atari.runs.tables import read_table
 
 _log = logging.getLogger(__name__)
@@ -69,12 +69,20 @@ def read_evaluations(session_dir: Path) -> Table:
     return {name: np.array([number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
 
 
+def latest_meta(session_dir: Path) -> dict[str, Any]:
+    """The meta of a session's latest checkpoint, unchecked; empty if there is none, or if it cannot be read."""
+    try:
+        return read_json(meta_file(session_dir, max(checkpoint_env_steps(session_dir), default=0)))
+    except (OSError, ValueError):
+        return {}
+
+
 def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
 
     The end is that of its budget, or an early one; see `read_early_end`.
     """
-    latest = max(checkpoint_steps(session_dir), default=0)
+    latest = max(checkpoint_env_steps(session_dir), default=0)
     if (checkpoint_path(session_dir, latest) / "evaluation").is_dir():  # an evaluation was running then
         evaluated = latest_meta(session_dir).get("evaluated_env_steps", "")
         rows = read_table(session_dir / EVALUATIONS_FILE).rows
@@ -86,15 +94,15 @@ def is_finished(config: Config, session_dir: Path) -> bool:
 def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
     """What ended a session before its budget was spent: `env_steps` and `reason`. None if nothing did.
 
-    A session that goes on with another budget, or from another checkpoint, has not ended. A damaged stopped.json
-    counts as none: the session trains on, and the rule that stopped it stops it again.
+    A session that is resumed with another budget, or from another checkpoint, has not ended. A damaged
+    stopped.json counts as none: the session trains on, and the rule that stopped it stops it again.
     """
     path = session_dir / STOPPED_FILE
     if not path.is_file():
         return None
     try:
         ended = read_json(path)
-        latest = max(checkpoint_steps(session_dir), default=0)
+        latest = max(checkpoint_env_steps(session_dir), default=0)
         is_current = ended["env_steps"] == latest and ended["total_env_steps"] == config.total_env_steps
     except (ValueError, KeyError):
         return None

@@ -1,4 +1,7 @@
-"""Run directories: making, locking and removing one. `layout.py` has the names of what is in it."""
+"""Run directories: making, locking and removing one, and keeping the user's code in it.
+
+`layout.py` has the names of what is in it.
+"""
 
 import contextlib
 import re
@@ -6,20 +9,18 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ParametersOnly, UserError
 from jaxrl_atari.imports import imported_files
-from jaxrl_atari.runs.files import create_file, only_writer, read_json, unused
+from jaxrl_atari.runs.files import create_file, only_writer, unused
 from jaxrl_atari.runs.layout import (
     CODE_FOLDER,
-    checkpoint_steps,
     has_session,
-    meta_file,
     session_dirs,
     session_files,
 )
+from jaxrl_atari.runs.reading import latest_meta
 
 
 def require_unused(session_dir: Path) -> None:
@@ -58,14 +59,6 @@ def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], 
         if is_new and not is_kept:
             shutil.rmtree(session_dir, ignore_errors=True)
         raise
-
-
-def latest_meta(session_dir: Path) -> dict[str, Any]:
-    """The meta of a session's latest checkpoint, unchecked; empty if there is none, or if it cannot be read."""
-    try:
-        return read_json(meta_file(session_dir, max(checkpoint_steps(session_dir), default=0)))
-    except (OSError, ValueError):
-        return {}
 
 
 def require_resumable(run_dir: Path) -> None:

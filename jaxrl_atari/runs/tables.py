@@ -1,4 +1,4 @@
-"""The tables of a session, metrics.csv and evaluations.csv: reading them, and the text of their rows.
+"""The files of a session's tables, metrics.csv and evaluations.csv, as text: rows, and unreadable lines.
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
 decimal commas, columns in another order, further columns. Such a table is read like one of this package. A line
@@ -67,7 +67,7 @@ def read_table(path: Path) -> TableFile:
     rows: list[dict[str, str]] = []
     problems: list[Problem] = []
     for number, line in filled[1:]:
-        cells = [_number(cell, delimiter) for cell in _cells(line, delimiter)]
+        cells = [_with_decimal_point(cell, delimiter) for cell in _cells(line, delimiter)]
         if problem := _problem_of_line(cells, names):
             problems.append(Problem(len(rows), f"line {number}: {problem}"))
             continue
@@ -142,7 +142,7 @@ def _problem_of_cells(row: Mapping[str, str]) -> str:
     return ""
 
 
-def _number(cell: str, delimiter: str) -> str:
+def _with_decimal_point(cell: str, delimiter: str) -> str:
     """The cell, with a decimal point in place of a decimal comma.
 
     Between semicolons, each comma in a number is a decimal comma. Between other delimiters, `1,234` stays.

@@ -21,7 +21,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
 from jaxrl_atari.imports import Code, code_to_send, import_sent
-from jaxrl_atari.runs.layout import OUTPUT_FILE, checkpoint_steps, session_path
+from jaxrl_atari.runs.layout import OUTPUT_FILE, checkpoint_env_steps, session_path
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,
@@ -129,7 +129,7 @@ class _Tasks:
     def say_progress(self) -> None:
         """Prints how far each running session is."""
         for job in self.running.values():
-            steps = checkpoint_steps(session_path(job.run_dir, job.session))
+            steps = checkpoint_env_steps(session_path(job.run_dir, job.session))
             job.say(f"at {max(steps, default=0):,} env steps")
 
     def stop(self) -> None:
