@@ -1,8 +1,9 @@
 """The update, open to other algorithms: pure functions from a train state and a rollout to the next train state.
 
-`update` runs all minibatches of a rollout. It calls the four functions of an `Algorithm`, the parts that an idea
-replaces: those of PPO are in `ppo.py`, others in `algorithms/`. `register_algorithm` gives one a name, which a
-config may choose. Axes are [T, B]: T steps of B environments.
+`update` runs all minibatches of a rollout. It calls `prepare`, `loss` and `optimizer` of an `Algorithm`;
+`init_train_state` calls `init` before the first update. An idea replaces these four functions: those of PPO are in
+`ppo.py`, others in `algorithms/`. `register_algorithm` gives an algorithm a name, which a config may choose. Axes
+are [T, B]: T steps of B environments.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -16,7 +17,7 @@ import optax
 from flax.core import FrozenDict
 from jax import lax
 
-from jaxrl_atari import traced_options  # noqa: F401  a PPOConfig becomes a pytree
+from jaxrl_atari import traced_options  # noqa: F401  makes PPOConfig a pytree, which `jit` takes
 from jaxrl_atari.config import Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require
 from jaxrl_atari.minibatches import ONE_DEVICE, Mean, Minibatch, Rollout, Shard, draw_minibatches, observe
@@ -43,8 +44,9 @@ class TrainState:
 class Algorithm(NamedTuple):
     """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
 
-    They are pure functions. `prepare`, `loss` and `optimizer` are traced into the compiled update; `init` and the
-    optimiser's own `init` run once, for the first state.
+    They are pure functions, and JAX traces them all: no Python `if` on an array, no `float(x)`, no NumPy of one.
+    `prepare`, `loss` and `optimizer` become part of the compiled update. `init` and the optimiser's own `init` are
+    compiled too, and run once, for the first state; a resume traces them for their shapes alone.
 
         init(params, key) -> params, extra
             Once, before the first update. `params` are those of the network. Returns all parameters that the loss
@@ -118,13 +120,13 @@ def update(
         shard: this device's part of the rollout.
 
     Returns:
-        The new state and metrics: means over the gradient steps taken, and those of the rollout. With
-        `config.target_kl` also `skipped_steps`, the gradient steps of the epochs that were left out. In the
-        log, `optimizer_steps` counts those taken.
+        The new state, and metrics: those of the loss as means over the gradient steps taken, and those of
+        `prepare`. With `config.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
         ConfigError: a metric is not a single number, or has the name of another one; a sample is no array
-            [T, B, ...]; `prepare` returned an `extra` of another form.
+            [T, B, ...]; `prepare` returned an `extra` of another form; `config.target_kl` is set, and the loss
+            returns no `approx_kl`.
         TypeError: the loss is not a single number; JAX's message has its shape.
     """
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
@@ -177,59 +179,6 @@ def update(
     return state, metrics | rollout_metrics
 
 
-def with_conventions(rollout: Rollout, config: PPOConfig) -> Rollout:
-    """The rollout with the conventions of other implementations, where the config asks for them.
-
-    truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
-    learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)
-    """
-    if config.truncation_is_terminal:
-        rollout = rollout._replace(terminated=rollout.terminated | rollout.truncated)
-    if config.learn_from_auto_resets:
-        rollout = rollout._replace(weight=jnp.ones_like(rollout.weight))
-    return rollout
-
-
-def check_metrics(metrics: Metrics, taken: frozenset[str]) -> None:
-    """Checks the metrics of a part of an algorithm.
-
-    Args:
-        taken: names of other metrics of the same update.
-
-    Raises:
-        ConfigError: one of them is not a single number, or has a name that is taken.
-    """
-    for name, value in metrics.items():
-        shape = jnp.shape(value)
-        require(shape == (), "metric", name, "a single number, such as batch.mean(x)", f"its shape is {shape}")
-        require(name not in taken, "metric", name, "another name: the update already has a metric of this name")
-
-
-def check_samples(samples: Any, rollout: Rollout) -> None:
-    """Raises `ConfigError` if a leaf of what `prepare` returned is no array [T, B, ...]."""
-    steps = rollout.action.shape
-    expected = f"arrays of shape [{steps[0]}, {steps[1]}, ...]"
-    for leaf in jax.tree.leaves(samples):
-        shape = jnp.shape(leaf)
-        require(shape[:2] == steps, "samples of prepare", list(shape), expected)
-
-
-def check_extra(before: Any, after: Any) -> None:
-    """Raises `ConfigError` if `extra` has another structure, shape or type: no checkpoint could be restored."""
-
-    def form(extra: Any) -> Any:
-        return jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", extra)
-
-    same = jax.tree.structure(before) == jax.tree.structure(after)
-    same = same and jax.tree.leaves(form(before)) == jax.tree.leaves(form(after))
-    require(same, "extra of prepare", form(after), f"{form(before)}, as init returned it")
-
-
-def as_float(metric: jax.Array) -> jax.Array:
-    """A whole number or a truth value as float32; a float stays as it is."""
-    return metric if jnp.issubdtype(jnp.result_type(metric), jnp.floating) else jnp.asarray(metric, jnp.float32)
-
-
 class Epochs(NamedTuple):
     """The carry of `scan_epochs`."""
 
@@ -277,6 +226,62 @@ def scan_epochs(
     skipped = (num_epochs - end.taken) * steps
     metrics = jax.tree.map(lambda x: x / end.taken, end.total)
     return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}
+
+
+def with_conventions(rollout: Rollout, config: PPOConfig) -> Rollout:
+    """The rollout with the conventions of other implementations, where the config asks for them.
+
+    truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
+    learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)
+    """
+    if config.truncation_is_terminal:
+        rollout = rollout._replace(terminated=rollout.terminated | rollout.truncated)
+    if config.learn_from_auto_resets:
+        rollout = rollout._replace(weight=jnp.ones_like(rollout.weight))
+    return rollout
+
+
+def as_float(metric: jax.Array) -> jax.Array:
+    """A whole number or a truth value as float32; a float stays as it is."""
+    return metric if jnp.issubdtype(jnp.result_type(metric), jnp.floating) else jnp.asarray(metric, jnp.float32)
+
+
+# --- Checks of what an algorithm returns -------------------------------------------------------------------------
+
+
+def check_metrics(metrics: Metrics, taken: frozenset[str]) -> None:
+    """Checks the metrics of a part of an algorithm.
+
+    Args:
+        taken: names of other metrics of the same update.
+
+    Raises:
+        ConfigError: one of them is not a single number, or has a name that is taken.
+    """
+    for name, value in metrics.items():
+        shape = jnp.shape(value)
+        require(shape == (), "metric", name, "a single number, such as batch.mean(x)", f"its shape is {shape}")
+        require(name not in taken, "metric", name, "another name: the update already has a metric of this name")
+
+
+def check_samples(samples: Any, rollout: Rollout) -> None:
+    """Raises `ConfigError` if a leaf of what `prepare` returned is no array [T, B, ...]."""
+    steps = rollout.action.shape
+    expected = f"arrays of shape [{steps[0]}, {steps[1]}, ...]"
+    for leaf in jax.tree.leaves(samples):
+        shape = jnp.shape(leaf)
+        require(shape[:2] == steps, "samples of prepare", list(shape), expected)
+
+
+def check_extra(before: Any, after: Any) -> None:
+    """Raises `ConfigError` if `extra` has another structure, shape or type: no checkpoint could be restored."""
+
+    def form(extra: Any) -> Any:
+        return jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", extra)
+
+    same = jax.tree.structure(before) == jax.tree.structure(after)
+    same = same and jax.tree.leaves(form(before)) == jax.tree.leaves(form(after))
+    require(same, "extra of prepare", form(after), f"{form(before)}, as init returned it")
 
 
 # --- Names -------------------------------------------------------------------------------------------------------

@@ -198,6 +198,9 @@ class EnvConfig:
 class PPOConfig:
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
 
+    # `traced_options.py`, once imported, makes this class a pytree, which `jax.jit` takes as an argument. The
+    # options marked TRACED are its leaves.
+
     rollout_length: Annotated[int, Limits(1, 65_536)] = 128
     """Env steps per environment between two updates (T)."""
     epochs: Annotated[int, Limits(1, 1_000)] = 4
@@ -242,7 +245,8 @@ class PPOConfig:
     """`stratified`: each minibatch has equally many samples of every environment; `uniform`: any samples, which
     needs a single device."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
-    """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs."""
+    """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs.
+    CleanRL asks the last minibatch of an epoch instead; SB3 stops within an epoch, at 1.5 times the value."""
     coefficients: Annotated[dict[str, float], JSON_WORD, TRACED] = field(default_factory=dict, hash=False)
     """Coefficients of the algorithm, such as '{"intrinsic_reward": 0.1}' with `rnd`. Those left out have the
     defaults of the algorithm (docs/idea.md)."""

@@ -104,9 +104,9 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     """The frame stacks of chosen samples of a rollout.
 
     Args:
-        frames: uint8 `[T + 3 or more, B, H, W, C]`; `frames[t + 3]` is the newest frame of step t.
-        age: int32 `[T, B]`, the age of the newest frame of each step.
-        index: int `[N]`, samples as `t * B + b`.
+        frames: uint8 `[S + 3 or more, B, H, W, C]`, of S steps; `frames[t + 3]` is the newest frame of step t.
+        age: int32 `[S, B]`, the age of the newest frame of each step.
+        index: int `[N]`, samples as `t * B + b`, with t below S.
 
     Returns:
         uint8 `[N, H, W, 4 * C]`: frame `t + 3 - min(j, age)` for j = 3, 2, 1, 0, the oldest first.

@@ -94,7 +94,7 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
     """`torso(x)`; where `module.for_cpu` is true, in chunks of at most `CHUNK` samples.
 
     Args:
-        torso: a function of each sample alone, which uses layers of `module`. Its layers need names.
+        torso: a function of each sample alone, which uses layers of `module`.
         module: the module in whose `__call__` this is, with a field `for_cpu`; without one, nothing is cut.
         x: images `[N, H, W, C]`.
     """
@@ -149,7 +149,8 @@ def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> 
     # The gradients are those of a convolution of stride 1, of w and the blocks of x. `block_kernel` and
     # `to_blocks` only move data or pad it, and JAX derives their transposes, which bring the gradients back.
     w, from_block_kernel = jax.vjp(lambda kernel: block_kernel(kernel, stride), kernel)
-    (d_kernel,) = from_block_kernel(kernel_gradient(to_blocks(as_words(x)), g, w.shape, dtype))
+    d_w = kernel_gradient(to_blocks(as_words(x)), g, w.shape, dtype)
+    (d_kernel,) = from_block_kernel(d_w.astype(w.dtype))
     if x.dtype == jnp.uint8:
         return np.zeros(x.shape, jax.dtypes.float0), d_kernel  # JAX's type for the gradient of an integer input
     d_blocks = input_gradient(w, g, dtype)

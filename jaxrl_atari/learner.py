@@ -31,7 +31,8 @@ class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        arrays: of a checkpoint, see `session_arrays.py`. `train_state` is copied, since an update consumes it.
+        arrays: `train_state`, of a checkpoint or the first one (`session_arrays.py`). It is copied: an update
+            consumes it.
     """
 
     def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
@@ -45,7 +46,7 @@ class Learner:
 
     @property
     def lagging_params(self) -> Any:
-        """Parameters that the next rollout acts with, unless these are `state.params`. A checkpoint needs both."""
+        """The parameters that the next rollout acts with, for a checkpoint; None if these are `state.params`."""
         return None
 
     @property
@@ -136,7 +137,7 @@ class OverlappedLearner(Learner):
 
     @property
     def lagging_params(self) -> Any:
-        """Parameters from before the newest update, on the learner's first local device."""
+        """The parameters from before the newest update, on the learner's first local device; never None."""
         return self._acting
 
     def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:

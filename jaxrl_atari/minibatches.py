@@ -39,45 +39,14 @@ class Rollout(NamedTuple):
     carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
 
 
-def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:
-    """A rollout of random frames, actions, values and rewards: to try an algorithm without playing.
+class Minibatch(NamedTuple):
+    """What the loss of one gradient step may use: N samples, on each device its part of them."""
 
-    Games are lost at random; the step after a lost game is an auto-reset step.
-
-    Args:
-        network: the network that shall learn from it.
-    """
-    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
-    steps = (length, num_envs)
-    ends = jax.random.bernoulli(end_key, 0.05, steps)
-    terminated = ends & ~_one_later(ends)
-    auto_reset = _one_later(terminated)
-    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
-
-    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        age = next_age(age, first)
-        return age, age
-
-    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
-    value = jax.random.normal(value_key, (length + 1, num_envs))
-    return Rollout(
-        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.layout.shape), jnp.uint8),
-        age=age,
-        action=jax.random.randint(action_key, steps, 0, num_actions),
-        log_prob=jnp.full(steps, -math.log(num_actions)),
-        value=value[:-1],
-        reward=jax.random.normal(reward_key, steps),
-        terminated=terminated,
-        truncated=jnp.zeros(steps, bool),
-        weight=1.0 - auto_reset,
-        bootstrap_value=value[-1],
-        carry=network.initial_carry(num_envs),
-    )
-
-
-def _one_later(mark: jax.Array) -> jax.Array:
-    """Marks [T, B] moved to the step after; step 0 has none."""
-    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))
+    observation: Observation  # change its pictures through `frames.map_images`
+    samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
+    mean: "Mean"  # the mean over the minibatch
+    key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device
+    extra: Any = ()  # `TrainState.extra`, as `prepare` returned it
 
 
 # --- Means over devices ------------------------------------------------------------------------------------------
@@ -112,8 +81,8 @@ class Mean:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # `moments` divides after the sum. Both orders are right and differ by rounding. They are kept because
-        # either change would change the bits of every run: unify them with the next change of the bits.
+        # Here the weights are divided, and in `moments` the sum is: so runs of older versions can be repeated bit
+        # for bit.
         chex.assert_equal_shape([x, self.weight])
         return self.sum(jnp.sum(self.weight / self.total * x))
 
@@ -133,16 +102,6 @@ class Mean:
         if unbiased:
             variance = variance * (self.total / jnp.maximum(self.total - 1.0, 1.0))
         return (x - mean) / (jnp.sqrt(variance) + 1e-8)
-
-
-class Minibatch(NamedTuple):
-    """What the loss of one gradient step may use: N samples, on each device its part of them."""
-
-    observation: Observation  # change its pictures through `frames.map_images`
-    samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
-    mean: Mean  # the mean over the minibatch
-    key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device
-    extra: Any = ()  # `TrainState.extra`, as `prepare` returned it
 
 
 # --- Which samples -----------------------------------------------------------------------------------------------
@@ -257,3 +216,47 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, minibatch_size
         return x.reshape(steps, num_envs, *x.shape[3:])
 
     return jax.tree.map(in_order, lax.map(outputs_of, whole_environments(envs, steps, num_envs)))
+
+
+# --- To try an algorithm -----------------------------------------------------------------------------------------
+
+
+def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:
+    """A rollout of random frames, actions, values and rewards: to try an algorithm without playing.
+
+    Games are lost at random; the step after a lost game is an auto-reset step.
+
+    Args:
+        network: the network that shall learn from it.
+    """
+    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
+    steps = (length, num_envs)
+    ends = jax.random.bernoulli(end_key, 0.05, steps)
+    terminated = ends & ~_one_later(ends)
+    auto_reset = _one_later(terminated)
+    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
+
+    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        age = next_age(age, first)
+        return age, age
+
+    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
+    value = jax.random.normal(value_key, (length + 1, num_envs))
+    return Rollout(
+        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.layout.shape), jnp.uint8),
+        age=age,
+        action=jax.random.randint(action_key, steps, 0, num_actions),
+        log_prob=jnp.full(steps, -math.log(num_actions)),
+        value=value[:-1],
+        reward=jax.random.normal(reward_key, steps),
+        terminated=terminated,
+        truncated=jnp.zeros(steps, bool),
+        weight=1.0 - auto_reset,
+        bootstrap_value=value[-1],
+        carry=network.initial_carry(num_envs),
+    )
+
+
+def _one_later(mark: jax.Array) -> jax.Array:
+    """Marks [T, B] moved to the step after; step 0 has none."""
+    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))

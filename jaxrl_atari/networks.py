@@ -7,8 +7,9 @@ A network is a `flax.linen.Module`: here `NatureActorCritic`, `ImpalaActorCritic
 
     num_actions    A, of the game
     dtype          type of the torso's arithmetic, float32 or bfloat16; parameters are float32
-    for_cpu        optional: whether to compute gradients in the way that is fast on CPUs, which `layers.Conv` and
-                   `layers.in_chunks` are given. True where only CPUs compute it, or `network.conv` is `matmul`
+    for_cpu        optional: compute gradients in the way that is fast on CPUs. Pass it to each `layers.Conv`;
+                   `layers.in_chunks` reads it. True if `network.conv` is `matmul`, or `auto` and only CPUs
+                   learn and act
 
 **A call**, `module(stacks)`: of frame stacks, uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
 or a pair, logits float32 [N, A] and value float32 [N]. A logit of -1e9 rules an action out; -inf would make the
@@ -46,7 +47,7 @@ class Observation(NamedTuple):
     A recurrent network gets N / n consecutive steps of n environments, ordered by step, then by environment.
     """
 
-    stacks: jax.Array  # uint8 [N, 84, 84, 4], the oldest frame first; see `frames.py` for stacks in blocks
+    stacks: jax.Array  # uint8 [N, H, W, 4 * C] in the network's layout, the oldest first; PLAIN: [N, 84, 84, 4]
     first: jax.Array | None = None  # bool [N]: a game starts here. Only a recurrent network needs it
     carry: Any = ()  # [n, ...]: the memory of each environment before its first step here
 
@@ -149,17 +150,19 @@ class NatureActorCritic(nn.Module):
 def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
     """The 15 convolutions of Espeholt et al. 2018: uint8 `[N, 84, 84, 4]` -> float32 `[N, 11, 11, 32]`."""
 
-    def conv(number: int, x: jax.Array) -> jax.Array:
-        """Convolution `number`, in the order in which they compute."""
-        channels = (16, 32, 32)[number // 5]
+    def conv(section: int, number: int, x: jax.Array) -> jax.Array:
+        """Convolution `number` of the five of a section, in the order in which they compute."""
+        channels = (16, 32, 32)[section]
         init = nn.initializers.orthogonal(2**0.5)
-        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu, name=f"Conv_{number}")(x)
+        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu, name=f"Conv_{5 * section + number}")(
+            x
+        )
 
-    for first in (0, 5, 10):  # of the five convolutions of a section
-        x = nn.max_pool(conv(first, x), (3, 3), strides=(2, 2), padding="SAME")
-        for number in (first + 1, first + 3):  # of the two convolutions of a residual block
-            residual = conv(number, nn.relu(x))
-            x = x + conv(number + 1, nn.relu(residual))
+    for section in range(3):
+        x = nn.max_pool(conv(section, 0, x), (3, 3), strides=(2, 2), padding="SAME")
+        for number in (1, 3):  # two residual blocks of two convolutions
+            residual = conv(section, number, nn.relu(x))
+            x = x + conv(section, number + 1, nn.relu(residual))
     return nn.relu(x)
 
 

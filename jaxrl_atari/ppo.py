@@ -1,8 +1,8 @@
 """Proximal policy optimisation: its equations as pure functions, and its record, `PPO`.
 
-Reading order: `Rollout` (the data, in `minibatches.py`), `gae` and `ppo_samples` (the targets), `ppo_terms` (the
-loss of one minibatch), `make_optimizer`. Then `update` in `algorithm.py`, which runs them over all minibatches of
-a rollout. Axes are [T, B]: T steps of B environments.
+Read `Rollout` and `Minibatch` first, which are its data (the top of `minibatches.py`). Then this file: the targets
+(`gae`, `ppo_prepare`), the loss of one minibatch (`loss_of_outputs`), and the optimiser. Then `update` in
+`algorithm.py`, which runs them over all minibatches of a rollout. Axes are [T, B]: T steps of B environments.
 
 Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
@@ -88,18 +88,6 @@ def gae(
     return discounted_sum(delta, jnp.where(terminated | truncated, 0.0, gamma * gae_lambda))
 
 
-def gae_lambda_of(config: PPOConfig) -> float:
-    """The lambda of an update.
-
-    Raises:
-        ConfigError: it is None, the lambda of the game, which an update does not know.
-    """
-    if config.gae_lambda is None:
-        hint = "give an update resolved_options(config) in place of config.ppo"
-        raise ConfigError("ppo.gae_lambda", None, "a number in an update", hint)
-    return config.gae_lambda
-
-
 def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.Array:
     """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
 
@@ -115,36 +103,54 @@ def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.A
     return 1.0 - unexplained / jnp.maximum(variance, 1e-8)
 
 
-def ppo_samples(
+def ppo_prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
-    """The samples of a rollout with the targets of GAE: `Algorithm.prepare` of PPO. It draws nothing."""
+    """The samples of a rollout, with the targets of GAE. It draws nothing, and keeps the state."""
     advantage = gae(
-        rollout.reward, rollout.value, rollout.bootstrap_value, rollout.terminated, rollout.truncated,
-        config.gamma, gae_lambda_of(config),
-    )  # fmt: skip
+        reward=rollout.reward,
+        value=rollout.value,
+        bootstrap_value=rollout.bootstrap_value,
+        terminated=rollout.terminated,
+        truncated=rollout.truncated,
+        gamma=config.gamma,
+        gae_lambda=gae_lambda_of(config),
+    )
     target = advantage + rollout.value
     samples = Samples(rollout.action, rollout.log_prob, rollout.value, advantage, target)
     return state, samples, {"explained_variance": explained_variance(target, advantage, mean)}
+
+
+def gae_lambda_of(config: PPOConfig) -> float:
+    """The lambda of an update.
+
+    Raises:
+        ConfigError: it is None, the lambda of the game, which an update does not know.
+    """
+    if config.gae_lambda is None:
+        hint = "give an update resolved_options(config) in place of config.ppo"
+        raise ConfigError("ppo.gae_lambda", None, "a number in an update", hint)
+    return config.gae_lambda
 
 
 # --- The loss ----------------------------------------------------------------------------------------------------
 
 
 def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
-    """`Algorithm.loss` of PPO, for one minibatch: see `ppo_terms`."""
-    return ppo_terms(apply(params, batch.observation), batch, config)
+    """The loss of one minibatch: that of the network's outputs for it."""
+    return loss_of_outputs(apply(params, batch.observation), batch, config)
 
 
-def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
-    """The loss of PPO for the outputs of the network (arXiv:1707.06347, equation 9).
+def loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
+    """The loss for outputs of the network: the negative of the objective of arXiv:1707.06347, equation 9.
 
         policy  = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
         value   = mean(max((V - target)^2, (V_old + clip(V - V_old, -eps, eps) - target)^2)) / 2
         entropy = -mean(sum_a pi(a) log pi(a))
         loss    = policy + c_v value - c_e entropy
 
-    Value clipping is not in the paper; it comes from OpenAI Baselines (`ppo2`), with the same eps.
+    The value loss is half of the paper's, so c_v is twice the paper's c_1. Value clipping is not in the paper; it
+    comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
         outputs: logits are finite: -1e9 rules an action out, and -inf would make the entropy NaN.
@@ -188,11 +194,16 @@ def ppo_terms(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[ja
     }
 
 
-# --- The optimiser, and the record -------------------------------------------------------------------------------
+# --- First state, optimiser, and the record ----------------------------------------------------------------------
 
 
-def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm: `Algorithm.optimizer` of PPO."""
+def ppo_init(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
+    """The parameters of the network alone. It adds no others and no `extra`, and draws nothing."""
+    return params, ()
+
+
+def ppo_optimizer(config: PPOConfig) -> optax.GradientTransformation:
+    """AdamW after clipping by the global norm."""
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         # Not `optax.adamw`, which nests these: the arrays of a checkpoint would have other names.
@@ -202,9 +213,4 @@ def make_optimizer(config: PPOConfig) -> optax.GradientTransformation:
     )
 
 
-def network_alone(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
-    """`Algorithm.init` of PPO: it adds neither parameters nor `extra`, and draws nothing."""
-    return params, ()
-
-
-PPO = Algorithm(init=network_alone, prepare=ppo_samples, loss=ppo_loss, optimizer=make_optimizer)
+PPO = Algorithm(init=ppo_init, prepare=ppo_prepare, loss=ppo_loss, optimizer=ppo_optimizer)

@@ -1,7 +1,10 @@
 """Registries: the networks and algorithms that a config may choose, by their names.
 
-A name is either shipped, or was registered by code that the user named, in a config file or with `--import`. A
+A name is shipped, or registered by the user's code: a config file, a file that `--import` names, or a script. A
 config that was stored with a run therefore never chooses what is imported.
+
+Shipped entries are texts, `module:attribute`, and not objects: their modules import this one, and a config, which
+checks names, imports no JAX.
 """
 
 import logging

@@ -35,7 +35,7 @@ from jaxrl_atari.learner import Learner
 from jaxrl_atari.minibatches import Mean, observe, random_rollout
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.networks import Observation
-from jaxrl_atari.ppo import PPO, ppo_loss, ppo_samples, ppo_terms
+from jaxrl_atari.ppo import PPO, loss_of_outputs, ppo_loss, ppo_prepare
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session_arrays import first_arrays
@@ -205,7 +205,7 @@ def test_a_rollout_of_random_numbers_is_like_one_that_was_played(network):
 def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update():
     def prepare(state, apply, rollout, mean, config, key):
         state = state.replace(extra=jax.random.uniform(key))
-        return ppo_samples(state, apply, rollout, mean, config, key)
+        return ppo_prepare(state, apply, rollout, mean, config, key)
 
     algorithm = PPO._replace(init=lambda params, key: (params, jnp.zeros(())), prepare=prepare)
     params, network = make(FeedForward, Corridor.num_actions)
@@ -278,7 +278,7 @@ def test_an_extra_of_another_form(extra):
     """It could not be restored from a checkpoint."""
 
     def prepare(state, *arguments):
-        return ppo_samples(state.replace(extra=extra), *arguments)
+        return ppo_prepare(state.replace(extra=extra), *arguments)
 
     algorithm = PPO._replace(init=lambda params, key: (params, jnp.zeros(())), prepare=prepare)
     with pytest.raises(ConfigError, match=r"extra of prepare = .*: expected float32\[\], as init returned it"):
@@ -376,7 +376,7 @@ def test_another_coefficient_is_another_loss_and_compiles_nothing():
 def idea(params, apply, batch, config):
     """A term with a mean, a penalty without samples, the log of a mean, and something drawn."""
     outputs = apply(params, batch.observation)
-    loss, metrics = ppo_terms(outputs, batch, config)
+    loss, metrics = loss_of_outputs(outputs, batch, config)
     spread = jnp.log(batch.mean(jnp.square(outputs.value)))
     penalty = optax.tree.norm(params, squared=True)
     z_loss = batch.mean(jnp.square(jax.nn.logsumexp(outputs.logits, axis=-1)))

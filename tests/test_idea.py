@@ -122,16 +122,18 @@ def test_coefficients_of_an_idea():
 
 
 def test_a_reward_of_the_users():
-    exec(block("import jax.numpy"), {})
+    """The targets of hand-made steps: a lost life costs 1, and nothing beyond it counts."""
+    exec(block("from jaxrl_atari import PPO, register_algorithm"), {})
     steps = jnp.zeros((3, 2))
-    reward = jnp.array([[0.0, 0.2], [-3.0, 0.0], [1.0, 7.0]])
+    reward = jnp.array([[0.0, 1.0], [-1.0, 0.0], [1.0, 1.0]])
+    lost = jnp.array([[False, False], [True, False], [False, True]])
     rollout = Rollout(
-        steps, jnp.zeros((4, 2)), steps, steps, steps, reward, steps > 0, steps > 0, jnp.ones((3, 2)), jnp.zeros(2)
+        steps, jnp.zeros((4, 2)), steps, steps, steps, reward, lost, steps > 0, jnp.ones((3, 2)), jnp.zeros(2)
     )
     mean, config = Mean.over(rollout.weight), PPOConfig(gae_lambda=0.5, gamma=0.5)
-    _, samples, _ = ALGORITHMS.get("sign").prepare(None, None, rollout, mean, config, None)
-    np.testing.assert_allclose(samples.target[:, 0], [-0.25 + 1 / 16, -1 + 0.25, 1])
-    np.testing.assert_allclose(samples.target[:, 1], [1 + 1 / 16, 0.25, 1])
+    _, samples, _ = ALGORITHMS.get("careful").prepare(None, None, rollout, mean, config, None)
+    np.testing.assert_allclose(samples.target[:, 0], [0.25 * -2, -2, 1])
+    np.testing.assert_allclose(samples.target[:, 1], [1, 0, 1 - 1])
 
 
 def test_an_optimiser_of_the_users():

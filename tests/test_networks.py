@@ -406,6 +406,14 @@ def test_frames_of_another_shape_are_refused():
         as_images(jnp.zeros((5, 64, 64, 1), jnp.uint8))
 
 
+def test_the_form_by_hand_refuses_stacks_of_another_layout():
+    """Plain stacks have as many bytes as blocked ones."""
+    network = make_network(NetworkConfig(), ACTIONS, "cpu")
+    assert network.layout is BLOCKED
+    with pytest.raises(AssertionError, match="shape"):
+        network.apply(first_params("nature"), Observation(jnp.asarray(random_stacks(2))))
+
+
 def test_a_recurrent_network_without_a_memory_is_refused():
     module = make_module(NetworkConfig(name="nature_lstm"), ACTIONS, jnp.float32)
     with pytest.raises(ValueError, match="NatureLSTM is recurrent: its Observation needs `first` and `carry`"):
@@ -440,6 +448,24 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
         jax.tree.map(
             partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), outputs_and_gradients(conv), expected
         )
+
+
+def test_a_float32_kernel_has_gradients_in_float64():
+    """Parameters stay float32 where the arithmetic is float64."""
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True):
+        x = rng.standard_normal((2, 7, 6, 3))
+        params = {"kernel": rng.standard_normal((3, 3, 3, 4), np.float32), "bias": np.zeros(4, np.float32)}
+
+        def gradients(layer):
+            return jax.grad(lambda *inputs: (layer.apply({"params": inputs[0]}, inputs[1]) ** 2).sum(), (0, 1))(
+                params, x
+            )
+
+        got = gradients(Conv(4, dtype=jnp.float64, for_cpu=True))
+        expected = gradients(nn.Conv(4, (3, 3), dtype=jnp.float64))
+        assert got[0]["kernel"].dtype == jnp.float32
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), got, expected)
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint16, jnp.uint32, bool])

@@ -233,7 +233,7 @@ def first_minibatch(name, rollout, **flipped):
     state = algorithm.init_train_state(
         jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)
     )
-    _, samples, _ = ppo.ppo_samples(state, None, rollout, Mean.over(rollout.weight), config, jax.random.key(0))
+    _, samples, _ = ppo.ppo_prepare(state, None, rollout, Mean.over(rollout.weight), config, jax.random.key(0))
     index = jnp.asarray(minibatches(name)[0])
     flat, weight = jax.tree.map(lambda x: x.reshape(-1)[index], (samples, rollout.weight))
     batch = Minibatch(observe(rollout, index), flat, Mean.over(weight), jax.random.key(0))

@@ -8,10 +8,14 @@ error is large, and the error is added to the reward:
 The file replaces three parts of PPO. `init` adds the predictor to the parameters and draws the target; `prepare`
 adds the reward; `loss` trains the predictor with the policy: one optimiser, which clips both gradients together.
 
-Differences from the paper: one value function, of the sum of both rewards, which ends with the game; dense
-networks on frames of 21x21 pixels in place of convolutions; the error is divided by its running root mean square
-instead of the standard deviation of its discounted sums; the statistics start with the first rollout and not with
-random play; every sample trains the predictor.
+Differences from the paper:
+
+- One value function, of the sum of both rewards. Its return ends with the game, and by default with each life
+  (`env.life_loss_terminal`). The paper's intrinsic return ends with neither.
+- Dense networks on frames of 21x21 pixels in place of convolutions.
+- The error is divided by its running root mean square instead of the standard deviation of its discounted sums.
+- The statistics start with the first rollout and not with random play.
+- Every sample trains the predictor.
 """
 
 from dataclasses import replace
@@ -28,7 +32,7 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.frames import STACK, as_images
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply
-from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_samples
+from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_prepare
 
 PIXELS = 21 * 21
 """Pixels of a frame as the target sees it."""
@@ -108,16 +112,16 @@ def prepare(
     statistics = Statistics(old.updates + 1, pixel, pixel_square, error_square)
     state = replace(state, extra=Extra(target, statistics))
     rollout = rollout._replace(reward=rollout.reward + intrinsic)
-    state, samples, metrics = ppo_samples(state, apply, rollout, mean, config, key)
+    state, samples, metrics = ppo_prepare(state, apply, rollout, mean, config, key)
     return state, RNDSamples(samples, pixels, target_features), metrics | {"intrinsic_reward": mean(intrinsic)}
 
 
 def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
     """`Algorithm.loss`: PPO's, and the prediction error."""
     samples = batch.samples
-    policy_loss, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), config)
+    loss_of_ppo, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), config)
     rnd_loss = batch.mean(prediction_error(params, samples.pixels, samples.target_features))
-    return policy_loss + rnd_loss, metrics | {"rnd_loss": rnd_loss}
+    return loss_of_ppo + rnd_loss, metrics | {"rnd_loss": rnd_loss}
 
 
 def downsample(frames: jax.Array) -> jax.Array:

@@ -82,7 +82,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.frames import STACK
+from jaxrl_atari.frames import BLOCKED, STACK
 from jaxrl_atari.layers import UNROLLED, as_words, from_words
 from jaxrl_atari.networks import Observation, Outputs
 
@@ -97,6 +97,9 @@ def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outp
         chunk: `chunk_size`.
     """
     chex.assert_type(observation.stacks, jnp.uint8)  # pixels, which are divided by 255
+    # Plain stacks, [N, 84, 84, 4], have as many bytes, and would be computed to wrong outputs without an error.
+    rows, columns, channels = BLOCKED.shape
+    chex.assert_shape(observation.stacks, (None, rows, columns, STACK * channels))
     # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact, and rounds the
     # gradient to `dtype`.
     features = torso_in_chunks(block_kernels(params), observation.stacks, dtype, chunk).astype(dtype)
