@@ -118,7 +118,7 @@ def test_the_commands_are_found():
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_command_line_parses(case, monkeypatch):
+def test_every_command_line_parses(case, monkeypatch, tmp_path):
     module, words = case.module, list(case.words)
     skip_without_extra(module)
     if "--resume" in words and not case.error:
@@ -132,6 +132,13 @@ def test_every_command_line_parses(case, monkeypatch):
             "search": ["--config", "configs/search_qbert.py"],
         }
         words = [*words[:at], *new[module], *words[at + 2 :]]
+    names = [option for option in ("--algorithm", "--network.name") if option in words]
+    if "--import" in words and names:  # a file of the user's, which the page shows
+        name = words[words.index(names[0]) + 1]
+        (code,) = [code for _, code in FENCE.findall(text(ROOT / "docs" / "idea.md")) if f'("{name}",' in code]
+        at = words.index("--import") + 1
+        words[at] = str(tmp_path / words[at])
+        Path(words[at]).write_text(code)
     monkeypatch.undo()
     error = run(module, words, monkeypatch)
     if case.error:

@@ -282,6 +282,12 @@ def other_for_many(self, stacks):
     return outputs._replace(logits=1.1 * outputs.logits) if len(stacks) > 32 else outputs
 
 
+def other_for_some(self, stacks):
+    """Another network for 33 to 99 samples."""
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(logits=1.1 * outputs.logits) if 32 < stacks.shape[0] < 100 else outputs
+
+
 def with_memory(num_actions, dtype):
     return NatureLSTM(num_actions, dtype)
 
@@ -299,6 +305,7 @@ def by_hand(network):
         (edited(narrow), "cpu"),
         (edited(heads_in_bfloat16), "amx cpu"),
         (edited(other_for_many), "cpu"),
+        (edited(other_for_some), "cpu"),
         (with_memory, "cpu"),
     ],
 )
