@@ -1,8 +1,9 @@
-"""Checks of option values against their annotations: type, choices and limits."""
+"""Checks of option values: against their annotations (type, choices and limits), and of the texts in them."""
 
 import dataclasses
 import math
 import types
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -44,14 +45,38 @@ def check_fields(config: Any, prefix: str = "", as_options: bool = False) -> Non
         if isinstance(value, np.generic):
             value = value.item()
             object.__setattr__(config, name, value)
-        if as_options:  # an option may have another name than its field, in `tyro.conf.arg(name=...)`
-            renamed = [each.name for each in metadata if getattr(each, "name", None)]
-            name = renamed[0] if renamed else name.replace("_", "-")
+        if as_options:
+            name = option_name(name, metadata)
         if not any(_fits(value, kind, limits) for kind in kinds):
             expected = " or ".join(_description(kind, limits) for kind in kinds)
             raise ConfigError(f"{prefix}{name}", value, expected)
         if dataclasses.is_dataclass(value):
-            check_fields(value, f"{prefix}{name}.", as_options)
+            check_fields(value, f"{prefix}{name}." if name else prefix, as_options)
+
+
+def option_name(field: str, metadata: Sequence[Any]) -> str:
+    """The name of a field as an option: `num-envs` for `num_envs`, or that of `tyro.conf.arg(name=...)`.
+
+    The latter may be empty: the options of a dataclass then have no common prefix.
+
+    Args:
+        metadata: what the field's `Annotated` type has besides the type.
+    """
+    names = [each.name for each in metadata if getattr(each, "name", None) is not None]
+    return names[0] if names else field.replace("_", "-")
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts in a JSON value, at any depth, with the keys of its objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for each in value.values():
+            yield from texts_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts_in(each)
 
 
 def _fits(value: Any, kind: Any, limits: Limits) -> bool:

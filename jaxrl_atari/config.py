@@ -10,12 +10,12 @@ import json
 import math
 import pprint
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxrl_atari.checks import Limits, check_fields
+from jaxrl_atari.checks import Limits, check_fields, texts_in
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
 from jaxrl_atari.envs.pool import GymnasiumSettings
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
@@ -24,6 +24,9 @@ from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, RuleSwitc
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
 """Marks the options that `algorithm.update` takes as numbers. Every other option of PPO is compiled in."""
+
+DICTIONARIES = {"env.options", "ppo.coefficients"}
+"""Fields that are dictionaries, whose keys are not fixed."""
 
 GONE = {"log.jsonl"}
 """Fields that this version no longer has, and that a run with checkpoint format 3 may have."""
@@ -119,7 +122,7 @@ class EnvConfig:
 
     @property
     def records_games(self) -> bool:
-        """Whether the back end records its games, so that they go on after a resume and can be played again."""
+        """Whether the back end records its games, so that they continue after a resume and can be played again."""
         return self.backend == "ale"
 
     @property
@@ -508,29 +511,19 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
         fields: dotted name -> value, with `ppo.coefficients.NAME` for a coefficient. All are replaced at once.
 
     Raises:
-        ConfigError: a value, or a combination of values, that the config does not accept.
+        ConfigError: a name that is no field; a value, or a combination of values, that the config does not accept.
     """
     values = config.to_dict()
+    known = {*flat(values), *DICTIONARIES}
     for name, value in fields.items():
+        is_field = name in known or name.rpartition(".")[0] in DICTIONARIES
+        require(is_field, name, value, "a field of the config")
         *groups, leaf = name.split(".")
         group = values
         for each in groups:
             group = group[each]
         group[leaf] = value
     return config_from_dict(values)
-
-
-def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, at any depth, with the keys of its objects."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        yield from value
-        for each in value.values():
-            yield from texts_in(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from texts_in(each)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -547,7 +540,8 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The fields in which two nested dicts differ: dotted name -> (before, after).
 
-    A field that one of them lacks is None there. A dict that is empty in one of them has no line of its own.
+    A field that one of them lacks is None there. An empty dict counts as absent: from `{}` to `{"b": 1}`, only `b`
+    has changed.
     """
     old = flat(before)
     new = flat(after)

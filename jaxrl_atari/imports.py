@@ -4,8 +4,8 @@ Only the user chooses what is imported: on the command line, or in a config file
 environments, networks and algorithms, never modules, and they must have been registered.
 
 The processes that a command starts on this machine (sessions, workers of vector environments) import the same.
-They find it in the variable `IMPORTS`, which only this process sets. Ray's workers may be on other machines, which
-do not have the user's files, and are sent the code; see `code_to_send`.
+They find it in the variable `IMPORTS`, which a process sets for those that it starts. Ray's workers may
+be on other machines, which do not have the user's files, and are sent the code; see `code_to_send`.
 """
 
 import atexit
@@ -178,7 +178,7 @@ def _import_file(path: Path) -> None:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module_name = path.stem
-    if "." in module_name or _origin(module_name) not in ("", str(path)):
+    if "." in module_name or _is_taken(module_name, path):
         module_name = f"{module_name.replace('.', '_')}_named_by_import"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
@@ -193,12 +193,12 @@ def _import_file(path: Path) -> None:
         raise
 
 
-def _origin(module_name: str) -> str:
-    """The file of the module with this name; empty if there is no such module."""
+def _is_taken(module_name: str, path: Path) -> bool:
+    """Whether a module of this name exists that is not the file at `path`."""
     if module_name in sys.modules:
-        return str(getattr(sys.modules[module_name], "__file__", None) or "built in")
+        return getattr(sys.modules[module_name], "__file__", None) != str(path)
     spec = importlib.util.find_spec(module_name)
-    return "" if spec is None else spec.origin or "a folder"
+    return spec is not None and spec.origin != str(path)
 
 
 def registered_names() -> set[str]:

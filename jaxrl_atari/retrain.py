@@ -16,7 +16,7 @@ from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_path, session_number
-from jaxrl_atari.session import place_session, prepare, train
+from jaxrl_atari.session import open_session, place_session, train
 from jaxrl_atari.session_games import games_problem
 
 
@@ -47,7 +47,7 @@ def retrain(session_dir: Path, start: int) -> str:
     if changed := changed_fields(meta["config"], target.config):
         raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
     if problem := games_problem(config.env, meta):
-        raise UserError(f"{name}: its games cannot go on ({problem})")
+        raise UserError(f"{name}: its games cannot continue ({problem})")
     if config.devices.distributed:
         raise UserError(f"{name}: it was trained in several processes, and this command has one")
 
@@ -55,7 +55,7 @@ def retrain(session_dir: Path, start: int) -> str:
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
         quiet = _without_extras(config)
-        with prepare(quiet, place_session(quiet), copy, session_number(session_dir), resume=True) as session:
+        with open_session(quiet, place_session(quiet), copy, session_number(session_dir), resume=True) as session:
             _require_same_provenance(name, target, session.provenance)
             for _ in train(session):
                 if session.progress.env_steps >= target.env_steps:

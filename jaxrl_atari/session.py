@@ -71,7 +71,7 @@ def run_session(
     terminal = TerminalWriter(config.total_env_steps, f"session {session_number}")
     with (
         contextlib.closing(terminal),
-        prepare(
+        open_session(
             config,
             place_session(config),
             session_dir,
@@ -124,10 +124,11 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
 
 @dataclass
 class Session:
-    """What the loop `train` works with; `prepare` makes it and closes its parts.
+    """What the loop `train` works with; `open_session` makes it and closes its parts.
 
-    Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games go on
-    where they were (`envs/record.py`), so a resumed session does what an uninterrupted one would have done.
+    Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games
+    continue where they were (`envs/record.py`). So a resumed session does what an uninterrupted one would have
+    done.
     """
 
     config: Config
@@ -180,8 +181,8 @@ class Session:
         """Writes a checkpoint once the newest update is known to be sound.
 
         Args:
-            score: the checkpoint with the highest score is the best. None, because only a stop made the session
-                write this checkpoint: it is the best only if no other has a score.
+            score: the checkpoint with the highest score is the best. None for a checkpoint that a stop has caused,
+                or `retrain`: it is the best only while no other has a score.
         """
         progress = self.progress
         self.log.read_newest()
@@ -195,6 +196,8 @@ class Session:
         session_dir = self.checkpoints.session_dir
         if segments and self.config.log.actions:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
+        if self.evaluator is not None:
+            self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
         digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
         # Whether an evaluation is running now depends on the machine's speed.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
@@ -204,14 +207,12 @@ class Session:
         add_digests(session_dir, written)
 
     def _arrays(self) -> dict[str, Any]:
-        """The items of a checkpoint that hold arrays of the network: name -> pytree."""
+        """The items of a checkpoint except those of the games: name -> pytree."""
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
         if self.learner.lagging_params is not None:
             items["acting"] = self.learner.lagging_params
-        if self.evaluator:
-            self.evaluator.poll()
-            if self.evaluator.policy:
-                items["evaluation"] = self.evaluator.policy.params
+        if self.evaluator is not None and self.evaluator.policy is not None:
+            items["evaluation"] = self.evaluator.policy.params
         return items
 
     def meta(self) -> dict[str, Any]:
@@ -265,7 +266,7 @@ def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.A
 
 
 @contextlib.contextmanager
-def prepare(
+def open_session(
     config: Config,
     placement: Placement,
     session_dir: Path,

@@ -13,7 +13,7 @@ from jaxrl_atari.networks import init_params, make_module
 
 
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
-    """The arrays of a session before its first update: `train_state`, and `key`, from which all others derive.
+    """The arrays of a session before its first update: `train_state`, and `key`, from which all other keys derive.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device.
 
@@ -30,7 +30,7 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
 
 
 def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
-    """Shapes, types and placement of `first_arrays`: the target of a restore that goes on training.
+    """Shapes, types and placement of `first_arrays`: the target of a restore for more training.
 
     Raises:
         ConfigError: the network or the algorithm is not registered.
@@ -42,7 +42,7 @@ def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dic
     return _placed(shapes, device)
 
 
-def abstract_params(config: NetworkConfig, num_actions: int, device: jax.Device) -> dict[str, Any]:
+def abstract_params(network: NetworkConfig, num_actions: int, device: jax.Device) -> dict[str, Any]:
     """The part of `abstract_arrays` that plays, `train_state/params`, without what an algorithm adds to it.
 
     It needs no algorithm, so a run can be played by someone who lacks the code of its training.
@@ -50,7 +50,7 @@ def abstract_params(config: NetworkConfig, num_actions: int, device: jax.Device)
     Raises:
         ConfigError: the network is not registered.
     """
-    module = make_module(config, num_actions)
+    module = make_module(network, num_actions)
     params = jax.eval_shape(lambda: init_params(module, new_key(0)))
     return _placed({"train_state": {"params": params}}, device)
 
@@ -61,7 +61,7 @@ def _placed(shapes: Any, device: jax.Device) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(module: nn.Module, algorithm: Algorithm, config: PPOConfig, key: jax.Array) -> dict[str, Any]:
+def _first_arrays(module: nn.Module, algorithm: Algorithm, ppo: PPOConfig, key: jax.Array) -> dict[str, Any]:
     params = init_params(module, jax.random.fold_in(key, NETWORK_STREAM))
-    train_state = init_train_state(params, config, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
+    train_state = init_train_state(params, ppo, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
     return {"train_state": train_state, "key": key}

@@ -102,7 +102,7 @@ def start_games(
         seed: seed of the session, from which that of new games derives.
         progress: how far the session has come.
         restored: the checkpoint that the session resumes from; None for a new session.
-        say: receives a line for the user if the games of a checkpoint cannot go on.
+        say: receives a line for the user if the games of a checkpoint cannot continue.
     """
     if restored is not None:
         games = continue_games(make, env, checkpoints, restored, say)
@@ -123,6 +123,7 @@ def continue_games(
     problem = games_problem(env, restored.meta)
     if not problem:
         game_seed = restored.meta["game_seed"]
+        # 0: playing the games again brings the count of steps back. New games continue it.
         games = SessionGames(make(game_seed, 0), game_seed)
         try:
             saved = GamesInProgress(**checkpoints.restore(restored.env_steps, item="games"))
@@ -132,7 +133,7 @@ def continue_games(
             games.resume(saved, carry)
             return games
         except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
-            _log.info("the games of the checkpoint cannot go on", exc_info=True)
+            _log.info("the games of the checkpoint cannot continue", exc_info=True)
             problem = reason(error)
             games.close()
     say(f"new games are started ({problem})")
@@ -153,7 +154,7 @@ def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
 
 
 def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
-    """Why the games of a checkpoint cannot go on in these environments; empty if they can."""
+    """Why the games of a checkpoint cannot continue in these environments; empty if they can."""
     if "games" not in meta["items"]:
         return "the checkpoint has none: the back end ale records them, in a single process"
     before = meta["config"]["env"]

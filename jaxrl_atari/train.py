@@ -1,4 +1,4 @@
-"""Trains PPO on an Atari game.
+"""The command `train`: trains a new trial, or resumes one.
 
 python -m jaxrl_atari.train --config configs/qbert.py [--total-env-steps 1000000 --ppo.gae-lambda 0.9 ...]
 python -m jaxrl_atari.train --resume data/qbert_20260101_120000 [--total-env-steps 20000000 ...]
@@ -19,18 +19,20 @@ from jaxrl_atari.runs.layout import is_run
 
 @dataclasses.dataclass(frozen=True)
 class Options(FromDirectory):
-    """Trains PPO on an Atari game: all sessions of a trial, from the start or from their last checkpoints."""
+    """Trains an agent: all sessions of a trial, from the start or from their last checkpoints."""
 
 
 def parse_options(arguments: Sequence[str] | None) -> Options:
-    """Reads the command line. The directory of a run that goes on, or the config file, has the defaults.
+    """Reads the command line.
+
+    Options that it leaves out have the values of the run that is resumed, else those of the config file.
 
     Raises:
         UserError: a value, file or directory that cannot be used.
     """
     sources = read_sources(arguments)
     config = load_config(sources.config)
-    run_dir = sources.continued(is_run)
+    run_dir = sources.resumed(is_run)
     stored = None
     if run_dir is not None:
         stored = read_config(run_dir)

@@ -38,9 +38,9 @@ from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import number
 from jaxrl_atari.runs.tables import read_table
 
-SLOTS = 32
+GAMES_AT_ONCE = 32
 """Games played at once."""
-GAME = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"
+GAME_TEXT = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,17 +62,17 @@ class Options(WithImports):
     same software, device and threads, and compare all bits. Nothing in the run is changed."""
 
 
-class Log(NamedTuple):
+class ActionLog(NamedTuple):
     """The log of actions of a session: S steps of B environments."""
 
     actions: np.ndarray  # uint8 [S, B]
     anchors: np.ndarray  # int64 [k, 3]: step, environment, seed
-    games: np.ndarray  # float64 [m, 4]: step, environment, return, length, in this order
+    games: np.ndarray  # float64 [m, 4]: step, environment, return, length; sorted by step, then environment
     frame_crc: dict[int, np.ndarray]  # step -> uint32 [B], of the frames after so many steps
     ends: list[int]  # ends of the updates, in steps
 
 
-def read_log(session_dir: Path) -> Log:
+def read_log(session_dir: Path) -> ActionLog:
     """Reads the log of actions of a session.
 
     Raises:
@@ -104,7 +104,7 @@ def read_log(session_dir: Path) -> Log:
     actions, anchors, games = (
         np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games")
     )
-    return Log(actions, anchors, games[np.lexsort((games[:, 1], games[:, 0]))], frame_crc, ends)
+    return ActionLog(actions, anchors, games[np.lexsort((games[:, 1], games[:, 0]))], frame_crc, ends)
 
 
 class Piece(NamedTuple):
@@ -116,7 +116,7 @@ class Piece(NamedTuple):
     seed: int
 
 
-def pieces(log: Log) -> list[Piece]:
+def pieces(log: ActionLog) -> list[Piece]:
     """The games of a session, cut at their anchors, the longest pieces first."""
     anchors = sorted((env, step, seed) for step, env, seed in log.anchors.tolist())
     result = []
@@ -127,7 +127,7 @@ def pieces(log: Log) -> list[Piece]:
     return sorted(result, key=lambda piece: piece.start - piece.end)
 
 
-def play(config: Config, log: Log, batch: list[Piece]) -> int:
+def play(config: Config, log: ActionLog, batch: list[Piece]) -> int:
     """Plays pieces of a session again, side by side, and compares their games with those of the log.
 
     Returns:
@@ -166,12 +166,12 @@ def play(config: Config, log: Log, batch: list[Piece]) -> int:
     if different := logged ^ played:
         first = min(different)
         raise VerificationFailed(
-            f"{'the log' if first in logged else 'the replay'} alone has {GAME.format(*first)}"
+            f"{'the log' if first in logged else 'the replay'} alone has {GAME_TEXT.format(*first)}"
         )
     return len(played)
 
 
-def expected_rows(log: Log) -> dict[int, dict[str, float]]:
+def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
     """Env steps at the end of each update -> the columns of metrics.csv that the games of a log give."""
     # The step after the end of a game is an auto-reset step, which does not count. There is none where a resume
     # started new games just then.
@@ -188,7 +188,7 @@ def expected_rows(log: Log) -> dict[int, dict[str, float]]:
     return rows
 
 
-def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
+def check_rows(session_dir: Path, log: ActionLog) -> tuple[int, int, int]:
     """Recomputes the rows of metrics.csv from the games of the log.
 
     A column that the file lacks is not checked.
@@ -220,7 +220,7 @@ def check_rows(session_dir: Path, log: Log) -> tuple[int, int, int]:
     return len(logged), len(rows), env_steps
 
 
-def choose_pieces(log: Log, options: Options) -> list[Piece]:
+def choose_pieces(log: ActionLog, options: Options) -> list[Piece]:
     """The pieces of a session's games that the options select; with `sample`, a random choice of them."""
     envs = log.actions.shape[1]
     last = len(log.actions) if options.end is None else options.end // envs
@@ -230,8 +230,8 @@ def choose_pieces(log: Log, options: Options) -> list[Piece]:
     return chosen
 
 
-def play_all(config: Config, session_dir: Path, log: Log, chosen: list[Piece]) -> int:
-    """Plays pieces of a session again, `SLOTS` at a time.
+def play_all(config: Config, session_dir: Path, log: ActionLog, chosen: list[Piece]) -> int:
+    """Plays pieces of a session again, `GAMES_AT_ONCE` at a time.
 
     Returns:
         The number of games that ended in the pieces.
@@ -239,7 +239,7 @@ def play_all(config: Config, session_dir: Path, log: Log, chosen: list[Piece]) -
     Raises:
         VerificationFailed: as `play`.
     """
-    batches = [chosen[first : first + SLOTS] for first in range(0, len(chosen), SLOTS)]
+    batches = [chosen[first : first + GAMES_AT_ONCE] for first in range(0, len(chosen), GAMES_AT_ONCE)]
     try:
         with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
             return sum(play(config, log, batch) for batch in shown)

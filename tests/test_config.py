@@ -15,6 +15,7 @@ from jaxrl_atari.config import (
     PPOConfig,
     changed_fields,
     config_from_dict,
+    set_fields,
 )
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
@@ -208,3 +209,14 @@ def test_a_budget_is_spent_once_a_further_rollout_overshoots():
     config = Config(total_env_steps=10_000)
     assert not config.is_spent(8_192)
     assert config.is_spent(9_500)
+
+
+@pytest.mark.parametrize("name", ["foo.bar", "seed.x", "ppo.foo", "ppo", "ppo.coefficients.max_c.x"])
+def test_a_name_that_is_no_field_cannot_be_set(name):
+    with pytest.raises(ConfigError, match=rf"{name} = 1: expected a field of the config"):
+        set_fields(Config(), {name: 1})
+
+
+def test_keys_of_dictionaries_can_be_set():
+    config = set_fields(Config(), {"ppo.coefficients.max_c": 0.5, "ppo.gamma": 0.9})
+    assert (config.ppo.coefficients, config.ppo.gamma) == ({"max_c": 0.5}, 0.9)

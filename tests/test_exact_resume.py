@@ -17,7 +17,7 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
-from jaxrl_atari.session import place_session, prepare, run_session
+from jaxrl_atari.session import open_session, place_session, run_session
 from jaxrl_atari.session_arrays import abstract_arrays
 
 CONFIG = change(
@@ -196,6 +196,8 @@ def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path):
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)
     lines = Lines()
     writers = [lines]
-    with prepare(OVERLAP, place_session(OVERLAP), tmp_path / "session_0", resume=True, writers=writers) as run:
+    with open_session(
+        OVERLAP, place_session(OVERLAP), tmp_path / "session_0", resume=True, writers=writers
+    ) as run:
         assert run.games.groups[0][0].take_games()[0].anchor_step.tolist() == [meta["steps"]] * 4
     assert "".join(lines.messages).count("new games are started (") == 1

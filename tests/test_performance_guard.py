@@ -21,7 +21,7 @@ from jaxrl_atari.minibatches import random_rollout
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, empty_observation, init_params, make_module
 from jaxrl_atari.ppo import PPO
-from jaxrl_atari.session import place_session, prepare, train
+from jaxrl_atari.session import open_session, place_session, train
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -66,7 +66,7 @@ def iterate(run, times):
 def test_everything_is_compiled_once(overlap, devices, tmp_path):
     config = dataclasses.replace(small(overlap=overlap), devices=DevicesConfig(gpu=False, data_parallel=devices))
     compiled_update.cache_clear()  # other sessions of this process may have compiled it already
-    with jax_events() as events, prepare(config, place_session(config), tmp_path / "session_0") as run:
+    with jax_events() as events, open_session(config, place_session(config), tmp_path / "session_0") as run:
         iterate(run, 2)
         assert events[COMPILED]
         before = run.learner.state.params["dense"]["kernel"]
@@ -79,7 +79,7 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
     other = dataclasses.replace(config, ppo=jax.tree.map(lambda x: 0.9 * x, config.ppo))
     with (
         jax_events() as events,
-        prepare(other, place_session(other), tmp_path / "session_1", session_number=1) as run,
+        open_session(other, place_session(other), tmp_path / "session_1", session_number=1) as run,
     ):
         iterate(run, 2)
         run.finish()
@@ -106,7 +106,7 @@ def test_transfers_of_an_iteration(tmp_path, monkeypatch):
 
         monkeypatch.setattr(owner, name, counted)
 
-    with prepare(small(), place_session(small()), tmp_path / "session_0") as run:
+    with open_session(small(), place_session(small()), tmp_path / "session_0") as run:
         iterate(run, 2)
         count(rollout, "act", there, np.ndarray)
         count(rollout, "begin_rollout", there, np.ndarray)

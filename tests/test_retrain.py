@@ -119,7 +119,7 @@ def test_what_cannot_be_trained_again(run_dir, tmp_path):
     with pytest.raises(UserError, match=r"--retrain 7: no session has a checkpoint there"):
         retrain(run_dir, 7)
     edit_meta(run_dir / "session_0", steps[0], items={})
-    with pytest.raises(UserError, match="its games cannot go on"):
+    with pytest.raises(UserError, match="its games cannot continue"):
         retrain(run_dir, steps[0])
     (run_dir / "session_0" / "digests.jsonl").unlink()
     with pytest.raises(UserError, match=r"has no digests\.jsonl"):

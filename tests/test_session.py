@@ -36,7 +36,7 @@ from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.runs.session_log import NonFiniteError, SessionLog
-from jaxrl_atari.session import place_session, prepare, run_session, train
+from jaxrl_atari.session import open_session, place_session, run_session, train
 
 CPU = jax.devices("cpu")[0]
 
@@ -82,7 +82,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     """A log point has the means of the updates since the one before, without the newest, which may still run."""
     lines, began = Lines(), []
     config = change(TINY, env={"max_frames": 800}, log={"every_env_steps": 64, "tensorboard": True})
-    with prepare(config, place_session(config), session_dir, writers=[lines]) as run:
+    with open_session(config, place_session(config), session_dir, writers=[lines]) as run:
         losses = [read()["policy_loss"] for read in train(run)]
         run.finish()
     assert [(row["updates"], row["env_steps"]) for row in lines.rows] == [(2, 64), (4, 128), (6, 192)]
@@ -168,7 +168,7 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     for seed, number in ((5, 2), (7, 0), (5, 0)):
         config = change(TINY, seed=seed)
         folder = tmp_path / f"{seed}" / f"session_{number}"
-        with prepare(config, place_session(config), folder, number) as run:
+        with open_session(config, place_session(config), folder, number) as run:
             keys, games = (
                 jax.tree.map(jax.random.key_data, run.keys(0)),
                 run.games.groups[0][0].take_games()[0].anchor_seed,
@@ -248,7 +248,7 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
     ):
         run_session(change(TINY, overlap=overlap), session_dir)
     assert checkpoint_env_steps(session_dir)[-1] < 120
-    with prepare(TINY, place_session(TINY), session_dir, resume=True) as run:
+    with open_session(TINY, place_session(TINY), session_dir, resume=True) as run:
         state = run.learner.state
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):  # the newest metrics do not show it
@@ -346,7 +346,7 @@ def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(c
 
     before = live_bytes()
     config = change(TINY, total_env_steps=320)
-    with prepare(config, place_session(config), copied, resume=True) as run:
+    with open_session(config, place_session(config), copied, resume=True) as run:
         held = live_bytes() - before
         state = sum(array.nbytes for array in jax.tree.leaves(run.learner.state))
     assert state > 10e6

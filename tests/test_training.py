@@ -22,7 +22,7 @@ from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Networks
 from jaxrl_atari.schedules import current_options, learning_rate
-from jaxrl_atari.session import place_session, prepare, train
+from jaxrl_atari.session import open_session, place_session, train
 
 SMALL = Config(
     env=EnvConfig(game="Qbert", num_envs=8, num_groups=1),
@@ -58,7 +58,7 @@ def open_run(tmp_path_factory):
 
         def open_run(config=SMALL, updates=0):
             folder = tmp_path_factory.mktemp("run") / "session_0"
-            run = exits.enter_context(prepare(config, place_session(config), folder))
+            run = exits.enter_context(open_session(config, place_session(config), folder))
             for metrics in itertools.islice(train(run), updates):
                 metrics()
             return run
@@ -71,7 +71,7 @@ def trained(tmp_path_factory):
     """Trains for some updates: parameters, metrics and env steps afterwards."""
 
     def trained(config, updates=3):
-        with prepare(config, place_session(config), tmp_path_factory.mktemp("run") / "session_0") as run:
+        with open_session(config, place_session(config), tmp_path_factory.mktemp("run") / "session_0") as run:
             metrics = [read() for read in itertools.islice(train(run), updates)]
             return jax.device_get(run.learner.state.params), metrics, run.progress.env_steps
 
@@ -173,7 +173,7 @@ def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(sid
     def fail(*_):
         raise RuntimeError("planted")
 
-    with prepare(OVERLAP, place_session(OVERLAP), tmp_path / "session_0") as run:
+    with open_session(OVERLAP, place_session(OVERLAP), tmp_path / "session_0") as run:
         iterations = train(run)
         next(iterations)
         if side == "learner":
@@ -303,7 +303,7 @@ def test_optimizer_steps_of_a_row_are_those_of_the_train_state(tmp_path):
     """Also where `target_kl` has left out epochs of the newest update."""
     rows, counters = Lines(), []
     config = change(SMALL, ppo={"target_kl": 0.0}, log={"every_env_steps": 1})
-    with prepare(config, place_session(config), tmp_path / "session_0", writers=[rows]) as run:
+    with open_session(config, place_session(config), tmp_path / "session_0", writers=[rows]) as run:
         for _ in itertools.islice(train(run), 3):
             counters.append(int(run.learner.state.optimizer_steps))
     taken = SMALL.num_minibatches  # of one epoch of two, in each update
@@ -316,14 +316,14 @@ def test_another_network_trains_and_is_restored(tmp_path):
     # Gradients alone move it.
     options = {"rollout_length": 4, "minibatch_size": 8, "epochs": 1, "weight_decay": 0.0}
     config = change(SMALL, env={"num_envs": 2}, ppo=options, network={"name": "impala"})
-    with prepare(config, place_session(config), tmp_path / "session_0") as run:
+    with open_session(config, place_session(config), tmp_path / "session_0") as run:
         before = jax.device_get(run.learner.state.params)
         list(itertools.islice(train(run), 2))
         run.finish()
         after = jax.device_get(run.learner.state.params)
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before, after)
     assert all(x > 0 for x in jax.tree.leaves(moved))
-    with prepare(config, place_session(config), tmp_path / "session_0", resume=True) as run:
+    with open_session(config, place_session(config), tmp_path / "session_0", resume=True) as run:
         assert_equal(after, jax.device_get(run.learner.state.params))
 
 

@@ -28,7 +28,7 @@ from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.schedules import current_options
-from jaxrl_atari.session import Session, place_session, prepare, train
+from jaxrl_atari.session import Session, open_session, place_session, train
 
 MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
 """Columns of metrics.csv about the machine, such as `gpu_busy_percent`. They are reported beside the rates."""
@@ -60,7 +60,7 @@ def open_training(config: Config) -> Iterator[Training]:
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        prepare(config, place_session(config), Path(folder, "session_0")) as session,
+        open_session(config, place_session(config), Path(folder, "session_0")) as session,
     ):
         training = Training(session, train(session))
         next(training.iterations)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+from jaxrl_atari.checks import option_name
 from jaxrl_atari.cli.config_files import config_names
 
 FAMILIAR = {
@@ -68,8 +69,7 @@ def option_types(options: type, prefix: str = "") -> dict[str, Any]:
     for field in dataclasses.fields(options):
         hint = hints[field.name]
         kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        renamed = [each.name for each in metadata if getattr(each, "name", None) is not None]
-        name = prefix + (renamed[0] if renamed else field.name.replace("_", "-"))
+        name = prefix + option_name(field.name, metadata)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             found |= option_types(kind, f"{name}." if name else "")
         else:

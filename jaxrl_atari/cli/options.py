@@ -24,7 +24,7 @@ from jaxrl_atari.output import say_changes
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
 """A field of this type gives every field of the config as an option: `--ppo.gae-lambda 0.9`."""
 
-Options = TypeVar("Options")
+OptionsT = TypeVar("OptionsT")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,9 +41,9 @@ class FromDirectory(FromConfig):
     """Options of a command that can also continue what a directory holds. A command adds options of its own."""
 
     resume: Path | None = None
-    """Directory of a run, suite or search that goes on."""
+    """Directory of a run, suite or search to resume."""
     run_dir: Path | None = None
-    """Directory to start in, or to go on with what it holds."""
+    """Directory to train in. If it holds a run, suite or search, that is resumed."""
 
     @property
     def directory(self) -> Path | None:
@@ -56,14 +56,14 @@ class FromDirectory(FromConfig):
 
 
 class Sources(NamedTuple):
-    """Where the defaults of all other options come from: a config file, or a directory that goes on."""
+    """Where the defaults of all other options come from: a config file, or a directory that is resumed."""
 
     config: Path | None  # --config
     resume: Path | None  # --resume
     run_dir: Path | None  # --run-dir
 
-    def continued(self, holds: Callable[[Path], bool]) -> Path | None:
-        """The directory that goes on: that of --resume, or that of --run-dir if it holds something to continue.
+    def resumed(self, holds: Callable[[Path], bool]) -> Path | None:
+        """The directory that is resumed: that of --resume, or that of --run-dir if it holds something to continue.
 
         Args:
             holds: whether a directory holds something to continue, such as `is_run`.
@@ -73,7 +73,7 @@ class Sources(NamedTuple):
         return None
 
     def say_kept(self, wanted: Config, kept: Config) -> None:
-        """Says in which fields a config file differs from the directory that goes on, whose values are used.
+        """Says in which fields a config file differs from the directory that is resumed, whose values are used.
 
         Args:
             wanted: the config of the file.
@@ -86,6 +86,8 @@ class Sources(NamedTuple):
 
 def read_sources(arguments: Sequence[str] | None) -> Sources:
     """Reads the sources of the defaults, and imports what `--import` names, which the other options may need.
+
+    tyro needs the defaults before it parses, so these four options are read first.
 
     Args:
         arguments: the words of the command line; None for those of this process.
@@ -112,12 +114,12 @@ def read_sources(arguments: Sequence[str] | None) -> Sources:
 
 
 def parse(
-    options: type[Options],
+    options: type[OptionsT],
     arguments: Sequence[str] | None,
     command: str,
     default: Any = tyro.MISSING_NONPROP,
     stored: Config | None = None,
-) -> Options:
+) -> OptionsT:
     """Reads the options of a command.
 
     Whole numbers may be written as 1e6 or 1_000_000, and `true` or `false` may follow a switch.
@@ -127,7 +129,7 @@ def parse(
         arguments: the words of the command line; None for those of this process.
         command: name of the command, such as `train`.
         default: an instance of `options` with the defaults; by default those of the class.
-        stored: the config of the directory that goes on. If the user names another environment than its own
+        stored: the config of the directory that is resumed. If the user names another environment than its own
             (`pkg:Env-v0`), the module of that environment is imported; a stored name imports nothing.
 
     Raises:

@@ -43,7 +43,7 @@ class StopRequest:
 
     Args:
         label: precedes the line, such as `session 0`.
-        quick: False for a process that others would wait for; it goes on until its first update.
+        quick: False for a process that others would wait for; it trains on until its first update.
         answer: the line that answers the first signal.
     """
 
@@ -59,7 +59,7 @@ class StopRequest:
         self.requested = False
         """Whether a signal has asked for a stop."""
         self.training = False
-        """The session sets this to True after its first update."""
+        """Whether there is something to save: `train_job` sets it after the first update."""
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Self:

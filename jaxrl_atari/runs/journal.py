@@ -27,7 +27,7 @@ def check_journal(search_dir: Path) -> None:
 
 
 def repair_journal(search_dir: Path) -> str:
-    """Prepares the journal of a search that is about to go on: a last line without an end is removed.
+    """Prepares the journal of a search that is about to be resumed: a last line without an end is removed.
 
     Optuna would append to such a line, and could then read neither. The file as it was is kept beside it.
 

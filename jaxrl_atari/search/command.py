@@ -67,7 +67,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
         search = file.call("get_search", SearchConfig)
         default = Options(full_config=file.call("get_config", Config), search=search)
     stored = None
-    continued = sources.continued(is_search)
+    continued = sources.resumed(is_search)
     if continued is not None:
         stored, search = read_search(continued)
         sources.say_kept(default.full_config, stored)

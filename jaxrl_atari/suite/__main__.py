@@ -67,7 +67,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     sources = read_sources(arguments)
     default = Options(full_config=dataclasses.replace(load_config(sources.config), name="suite"))
     before = None
-    continued = sources.continued(holds_suite)
+    continued = sources.resumed(holds_suite)
     if continued is not None:
         before = read_plan(continued)
         sources.say_kept(default.full_config, before.config)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config, set_fields
-from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.errors import ConfigError, UserError, reason
 from jaxrl_atari.runs.description import describe, read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SWEEP_FILE, is_sweep
@@ -86,7 +86,7 @@ def read_plan(directory: Path) -> SweepPlan:
     try:
         plan = SweepPlan(config, read_games(directory, SWEEP_FILE), vary)
         game_configs(config, plan.games)
-    except (KeyError, TypeError, AttributeError) as error:
+    except (ConfigError, TypeError, AttributeError) as error:
         problem = f"cannot be used ({reason(error)})"
         raise UserError(f"{directory / SWEEP_FILE}: {problem}; restore it from a copy") from error
     return plan
