@@ -540,8 +540,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The fields in which two nested dicts differ: dotted name -> (before, after).
 
-    A field that one of them lacks is None there. An empty dict counts as absent: from `{}` to `{"b": 1}`, only `b`
-    has changed.
+    A field that one of them lacks is None there. An empty dict counts as absent.
     """
     old = flat(before)
     new = flat(after)

@@ -33,7 +33,7 @@ from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_study
 from jaxrl_atari.report.suites import Suite, read_suite
 from jaxrl_atari.report.summary import Run, read_run
-from jaxrl_atari.runs.layout import is_run, is_search, is_suite, is_sweep
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, is_run, is_search, is_suite, is_sweep
 from jaxrl_atari.suite.sweep import read_plan
 from jaxrl_atari.suite.sweep_results import draw_sweep
 
@@ -72,7 +72,7 @@ def draw_search(search_dir: Path) -> list[Path]:
         NoLogPoint: no game of a trial has ended, or Optuna is not installed.
     """
     study = read_study(search_dir)
-    files = draw_graphs(study, search_dir / "graphs") if study else []
+    files = draw_graphs(study, search_dir / GRAPHS_FOLDER) if study else []
     if not files:
         hint = "wait for the first finished game; drawing needs pip install 'jaxrl_atari[search]'"
         raise NoLogPoint(f"{search_dir}: holds no trial with a score; {hint}")

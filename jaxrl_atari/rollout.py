@@ -192,7 +192,7 @@ class EnvGroup:
     """Environments that step together on one device, and what their next rollout starts from.
 
     `collect` plays its rollouts (`new_rollout`). Between two of them a checkpoint takes what `take_games` returns,
-    and `past.carry`; another group goes on from these (`resume`).
+    and `past.carry`; another group continues from these (`resume`).
 
     Attributes:
         newest: the emulators' newest step.
@@ -254,7 +254,7 @@ class EnvGroup:
         return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
-        """Plays the games of a checkpoint again, and goes on with them. See `envs.replay.replay`.
+        """Plays the games of a checkpoint again, and continues them. See `envs.replay.replay`.
 
         Args:
             games: the first part of what `take_games` returned when the checkpoint was written.

@@ -127,8 +127,7 @@ class Session:
     """What the loop `train` works with; `open_session` makes it and closes its parts.
 
     Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games
-    continue where they were (`envs/record.py`). So a resumed session does what an uninterrupted one would have
-    done.
+    continue where they were (`envs/record.py`). So a resumed session does what an uninterrupted one does.
     """
 
     config: Config

@@ -96,6 +96,16 @@ def test_imports_point_one_way():
     assert not upward
 
 
+def test_only_commands_read_command_lines():
+    commands = {"train", "verify", "plots", "hub", "device_report", "search.command", "benchmark.comparison"}
+    readers = {
+        importer
+        for importer, targets in arrows().items()
+        if targets & {"cli.options", "cli.config_files", "cli.option_names"}
+    }
+    assert {name for name in readers if room(name) != "cli" and not name.endswith("__main__")} <= commands
+
+
 @pytest.mark.parametrize(
     ("package", "rooms"),
     [

@@ -26,7 +26,7 @@ NO_MEMORY = re.compile(
 """Matches XLA's errors when JAX's own pool, another process or a library has left no memory."""
 
 
-def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
+def memory_fraction(devices: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
     """The fraction of a GPU's memory that each process reserves, where one or several use the GPU.
 
     `devices.memory_fraction` sets it. Otherwise, processes that share a GPU reserve at most 90% together, and
@@ -42,7 +42,7 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
     Raises:
         ConfigError: the GPU is too small for so many processes, or the fractions add up to more than 1.
     """
-    fraction = config.memory_fraction
+    fraction = devices.memory_fraction
     if fraction is not None:
         expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
         require(
@@ -58,13 +58,13 @@ def memory_fraction(config: DevicesConfig, sharing: int = 1, total: int = 0) -> 
     return round(fraction, 4)
 
 
-def apply_memory_fraction(config: DevicesConfig) -> None:
+def apply_memory_fraction(devices: DevicesConfig) -> None:
     """Sets the memory fraction of this process.
 
     Raises:
         ConfigError: JAX has started on a GPU with another fraction.
     """
-    fraction = config.memory_fraction
+    fraction = devices.memory_fraction
     if fraction is not None and os.environ.get(FRACTION) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
         os.environ.pop(OLD_FRACTION, None)  # JAX refuses the two together

@@ -25,6 +25,7 @@ from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.text import left_out_text, score_text, sessions_text
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 from jaxrl_atari.runs.reading import Table, read_evaluations
 
 if TYPE_CHECKING:
@@ -217,7 +218,7 @@ def plot_session(run: Run, session_dir: Path, source: str | None = None) -> list
         axes.plot(env_steps, table[column], color=COLOURS[0], linewidth=0.9)
         axes.set_title(SESSION_PANELS[column], fontsize="medium")
         finish_axes(axes, y_label=COLUMNS[column].unit, x_end=x_end)
-    return save_figure(figure, session_dir / "graphs", "session", source)
+    return save_figure(figure, session_dir / GRAPHS_FOLDER, "session", source)
 
 
 def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **line: Any) -> None:
@@ -244,7 +245,7 @@ def plot_run(run: Run, heading: str = "") -> list[Path]:
     source = digest_of_run(run)
     files = [file for session_dir in run.tables for file in plot_session(run, session_dir, source)]
     curves = [(RETURN_MA, run)]
-    return files + plot_comparison(curves, run.path / "graphs", heading or run.config.name, "trial")
+    return files + plot_comparison(curves, run.path / GRAPHS_FOLDER, heading or run.config.name, "trial")
 
 
 @default_style()

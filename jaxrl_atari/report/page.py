@@ -38,7 +38,15 @@ from jaxrl_atari.report.suites import EXPLANATION, read_suite, result_values, te
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, read_result, write_file
-from jaxrl_atari.runs.layout import SEARCH_FILE, VERIFIED_FILE, is_run, is_search, is_suite
+from jaxrl_atari.runs.layout import (
+    GRAPHS_FOLDER,
+    RESULTS_FILE,
+    SEARCH_FILE,
+    VERIFIED_FILE,
+    is_run,
+    is_search,
+    is_suite,
+)
 from jaxrl_atari.runs.reading import latest_meta
 
 _log = logging.getLogger(__name__)
@@ -124,7 +132,10 @@ def _changes(resumed: Any) -> list[tuple[str, str]]:
 def _prepare_run(run_dir: Path) -> dict[str, Any]:
     """Draws outdated graphs, and returns the values of run.html."""
     run = read_run(run_dir)
-    graphs = [run_dir / "graphs" / "trial.svg", *(path / "graphs" / "session.svg" for path in run.tables)]
+    graphs = [
+        run_dir / GRAPHS_FOLDER / "trial.svg",
+        *(path / GRAPHS_FOLDER / "session.svg" for path in run.tables),
+    ]
     source = digest_of_run(run)
     if not all(is_drawn(graph, source) for graph in graphs):
         plot_run(run)
@@ -172,9 +183,9 @@ def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
     """Draws outdated graphs, writes the reports of the runs, and returns the values of suite.html."""
     suite = read_suite(suite_dir)
     links = _write_runs(suite_dir, suite.runs)
-    directory = suite_dir / "graphs"
+    directory = suite_dir / GRAPHS_FOLDER
     graphs = []
-    written = suite_dir / "results.json"
+    written = suite_dir / RESULTS_FILE
     table = result_values(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
     if table["aggregates"]:
         _, svg = plot_profiles({suite_dir.absolute().name: table["aggregates"]}, directory)
@@ -200,7 +211,7 @@ def _prepare_search(search_dir: Path) -> dict[str, Any]:
     config = read_config(search_dir, SEARCH_FILE)
     description = read_json(search_dir / SEARCH_FILE)
     trials = trial_rows(search_dir)
-    directory = search_dir / "graphs"
+    directory = search_dir / GRAPHS_FOLDER
     study = read_study(search_dir)
     if study is not None:
         update_graphs(study, directory)

@@ -14,6 +14,7 @@ from jaxrl_atari.config import flat
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.text import number_text, score_text
 from jaxrl_atari.runs.journal import JOURNAL_FILE, STUDY_NAME, check_journal
+from jaxrl_atari.runs.layout import TRIALS_FILE
 from jaxrl_atari.runs.tables import DELIMITERS
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
     Raises:
         UserError: trials.csv is damaged.
     """
-    path = search_dir / "trials.csv"
+    path = search_dir / TRIALS_FILE
     if not path.is_file():
         return []
     try:

@@ -17,7 +17,7 @@ from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.layout import SUITE_FILE, TRIAL_FILE, VERIFIED_FILE, is_run
+from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_FILE, VERIFIED_FILE, is_run
 
 GAME_COLUMNS = {
     "game": "game",
@@ -196,7 +196,7 @@ def save_results(results: SuiteResults) -> None:
         write_json(suite_dir / game / TRIAL_FILE, trial_summary(whole_run))
     scores = normalised(values["scores"], values["protocol"])
     rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
-    write_json(suite_dir / "results.json", values | {"rliable_games": rliable_games})
+    write_json(suite_dir / RESULTS_FILE, values | {"rliable_games": rliable_games})
     file = io.StringIO()
     writer = csv.DictWriter(file, GAME_COLUMNS, lineterminator="\n")
     writer.writeheader()

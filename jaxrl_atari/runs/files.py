@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.runs.layout import LOCK_FILE
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -135,7 +136,7 @@ def only_writer(directory: Path) -> Iterator[None]:
     Raises:
         UserError: another process holds the lock.
     """
-    lock = directory / ".lock"
+    lock = directory / LOCK_FILE
     try:
         try:
             descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)

@@ -16,7 +16,12 @@ RUN_DIR/session_<i>/    session i of the trial:
 
 SUITE_DIR/suite.json    what the suite is; SUITE_DIR/GAME/ is the run of a game
 SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a setting
+    results.json, results.csv, results.md    their results
 SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of a trial
+    trials.csv, trials.md    its results
+    journal.log              its trials; see `journal.py`
+
+Each of these may have graphs/ and report.html and, while it trains on a Ray cluster, ray/ and `stop`.
 """
 
 import shlex
@@ -28,6 +33,12 @@ SEARCH_FILE = "search.json"
 SWEEP_FILE = "sweep.json"
 TRIAL_FILE = "trial.json"
 CODE_FOLDER = "code"
+GRAPHS_FOLDER = "graphs"
+LOCK_FILE = ".lock"
+RESULTS_FILE = "results.json"
+"""The results of a suite or sweep."""
+TRIALS_FILE = "trials.csv"
+"""The results of a search."""
 OUTPUT_FILE = "output.txt"
 """The output of a session, or of a trial of a search, that trained on a Ray cluster."""
 

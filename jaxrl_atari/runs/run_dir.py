@@ -16,6 +16,7 @@ from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import create_file, only_writer, unused
 from jaxrl_atari.runs.layout import (
     CODE_FOLDER,
+    LOCK_FILE,
     has_session,
     session_dirs,
     session_files,
@@ -83,7 +84,7 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
         run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
         if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
             raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
-        (run_dir / ".lock").touch()
+        (run_dir / LOCK_FILE).touch()
     except OSError as error:
         raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
     return run_dir
@@ -157,7 +158,7 @@ def _remove(directory: Path, was_there: bool) -> None:
         shutil.rmtree(directory, ignore_errors=True)
         return
     for path in directory.iterdir():
-        if path.name.startswith(".") and path.name != ".lock":
+        if path.name.startswith(".") and path.name != LOCK_FILE:
             continue
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

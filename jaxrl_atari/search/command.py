@@ -23,7 +23,7 @@ from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.journal import repair_journal
-from jaxrl_atari.runs.layout import SEARCH_FILE, has_session, is_search, resume_command, trial_dir
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_search, resume_command, trial_dir
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search, to_dict
@@ -195,7 +195,7 @@ def try_to_save(search_dir: Path, results: SearchResults) -> None:
 def try_to_draw(search_dir: Path, search: SearchConfig) -> None:
     """Draws the graphs of a search, or prints why they could not be saved."""
     try:
-        draw_graphs(open_study(search_dir, search), search_dir / "graphs")
+        draw_graphs(open_study(search_dir, search), search_dir / GRAPHS_FOLDER)
     except OSError as error:
         say(f"graphs are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
 

@@ -10,7 +10,7 @@ from jaxrl_atari.errors import DamagedMetrics
 from jaxrl_atari.report.searches import read_study
 from jaxrl_atari.report.text import markdown_table, number_text
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import trial_dir
+from jaxrl_atari.runs.layout import TRIALS_FILE, trial_dir
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import ranked, status_text, trial_progress
 
@@ -64,7 +64,7 @@ def save_results(search_dir: Path, results: SearchResults) -> None:
     """Writes trials.csv, trials.md and, once there is a best trial, NAME_best.py."""
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(results.rows)
-    write_file(search_dir / "trials.csv", table.getvalue())
+    write_file(search_dir / TRIALS_FILE, table.getvalue())
     write_file(search_dir / "trials.md", f"{results.text}\n")
     if results.best is not None:
         header, first, *_ = results.rows

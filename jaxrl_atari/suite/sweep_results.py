@@ -13,6 +13,7 @@ from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import GAME_COLUMNS, Suite, SuiteResults
 from jaxrl_atari.report.text import markdown_table, score_text
 from jaxrl_atari.runs.files import write_file, write_json
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, RESULTS_FILE
 from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.suite.vary import value_text
 
@@ -99,7 +100,7 @@ def save_sweep_results(results: SweepResults) -> None:
         "games": results.rows,
         "settings": {label: suite.values for label, suite in results.suites.items()},
     }
-    write_json(results.path / "results.json", values)
+    write_json(results.path / RESULTS_FILE, values)
     file = io.StringIO()
     writer = csv.DictWriter(file, ["game", *results.vary, *TABLE_COLUMNS], lineterminator="\n")
     writer.writeheader()
@@ -118,4 +119,4 @@ def draw_sweep(sweep_dir: Path, suites: Mapping[str, Suite]) -> list[Path]:
         The files; none before a session has a log point.
     """
     runs = [(label, run) for label, suite in suites.items() for run in suite.runs.values()]
-    return plot_comparison(runs, sweep_dir / "graphs") if runs else []
+    return plot_comparison(runs, sweep_dir / GRAPHS_FOLDER) if runs else []
