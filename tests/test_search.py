@@ -290,6 +290,29 @@ def test_resources():
         split(1.0, 0, {"CPU": 2.0}, option=True)
 
 
+@pytest.mark.parametrize(
+    ("data_parallel", "gpu", "is_enough"), [(2, 1.0, False), (2, 2.0, True), (1, 0.25, True), ("all", 4.0, True)]
+)
+def test_a_share_has_the_gpus_that_learn_in_each_session(data_parallel, gpu, is_enough):
+    machines = [{"GPU": 4.0, "CPU": 8.0}]
+    devices = DevicesConfig(data_parallel=data_parallel)
+    if is_enough:
+        assert allot(ResourcesConfig(gpu), machines, devices).gpu == gpu
+        return
+    with pytest.raises(ConfigError, match=r"gpu = 1\.0: expected at least devices\.data_parallel = 2, "):
+        allot(ResourcesConfig(gpu), machines, devices)
+    assert allot(ResourcesConfig(gpu), [{"CPU": 8.0}], devices).gpu == 0  # each session learns on CPU devices
+
+
+def test_a_share_without_the_gpus_that_learn_is_refused_before_ray_starts(simulate, tmp_path):
+    simulate(2)
+    with pytest.raises(ConfigError, match=r"resources\.gpu = 1\.0: expected at least devices\.data_parallel = 2"):
+        command.run_search(
+            Config(devices=DevicesConfig(data_parallel=2)), SearchConfig(space=SPACE), tmp_path / "search"
+        )
+    assert not (tmp_path / "search").exists()
+
+
 # --- Results -----------------------------------------------------------------------------------------------------
 
 
@@ -510,7 +533,7 @@ def on_end(number, failure):
     raise OSError("no results")
 
 devices = DevicesConfig(gpu=False)
-set_up_ray("", devices)
+set_up_ray("", devices, ResourcesConfig())
 from jaxrl_atari.search.ray_trials import run_trials  # imports Ray
 
 run_trials([0, 1], small_sessions.one_trial_ends, on_end, search_dir=Path(sys.argv[1]), address="",

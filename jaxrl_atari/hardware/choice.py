@@ -125,8 +125,8 @@ def rotate(session: int, count: int, per_session: int, offset: int) -> tuple[int
     return tuple((first + i) % used for i in range(per_session))
 
 
-def session_gpus(devices: DevicesConfig, session: int) -> tuple[tuple[int, ...], str]:
-    """The GPUs that session number `session` of a trial may use.
+def session_gpus(devices: DevicesConfig, position: int) -> tuple[tuple[int, ...], str]:
+    """The GPUs that the session at `position` among all sessions of a trial, suite or sweep may use.
 
     With `auto` and `true` the sessions rotate, starting at CUDA_OFFSET; with an index they do not. If the actor or
     the evaluator has an index, the session sees all GPUs, because the index counts all of them.
@@ -146,7 +146,7 @@ def session_gpus(devices: DevicesConfig, session: int) -> tuple[tuple[int, ...],
         return all_indices, f"{use.reason}; the session sees all GPUs"
     if not use.learner or gpu_index(devices.gpu) is not None:
         return use.learner, use.reason
-    block = rotate(session, len(all_indices), len(use.learner), int(offset))
+    block = rotate(position, len(all_indices), len(use.learner), int(offset))
     return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"
 
 

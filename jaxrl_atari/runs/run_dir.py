@@ -131,6 +131,32 @@ def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
 
 
 @contextlib.contextmanager
+def claim_run_dir(config: Config, wanted: Path | None, is_new: bool) -> Iterator[Path]:
+    """Makes the directory of a new run, suite or search, or takes the one that is resumed, and locks it.
+
+    It is locked until the block ends. A new one is then removed if every session was refused; see
+    `removed_if_refused`.
+
+    Args:
+        config: names the new directory.
+        wanted: the directory that is resumed, or in which a new run is to be. None: a new one; see `make_run_dir`.
+        is_new: whether the run, suite or search is new.
+
+    Yields:
+        The directory.
+
+    Raises:
+        UserError: the directory cannot be used, or another process is training there.
+    """
+    was_there = wanted is not None and wanted.is_dir()
+    directory = wanted
+    if is_new or directory is None:
+        directory = make_run_dir(config, wanted)
+    with only_writer(directory), removed_if_refused(directory, is_new, was_there):
+        yield directory
+
+
+@contextlib.contextmanager
 def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
     """Removes the new directory of a run, suite or search at the end of the block if it has no session.
 

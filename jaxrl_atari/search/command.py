@@ -21,10 +21,10 @@ from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.description import describe
-from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.journal import repair_journal
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_search, resume_command, trial_dir
-from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
+from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search, to_dict
 from jaxrl_atari.search.results import SearchResults, save_results, search_results
@@ -75,15 +75,13 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     options = parse(Options, arguments, "search", default, stored)
     config = options.full_config
     search = options.search
-    search_dir = options.directory
     check_search(config, search)
-    if search_dir is not None and is_search(search_dir):
+    if stored is not None:
         before = to_dict(default.full_config, default.search)
-        for name, (stored_value, wanted) in changed_fields(before, to_dict(config, search)).items():
+        for name, (was, wanted) in changed_fields(before, to_dict(config, search)).items():
             may_change = name.startswith(CHANGED_BY_RESUME)
-            expected = f"{stored_value!r}, its value in this search"
-            require(may_change, name.removeprefix("config."), wanted, expected)
-    return config, search, search_dir
+            require(may_change, name.removeprefix("config."), wanted, f"{was!r}, its value in this search")
+    return config, search, options.directory
 
 
 def run_search(config: Config, search: SearchConfig, search_dir: Path | None) -> Path:
@@ -99,15 +97,12 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
         SessionsFailed: every trial failed; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    set_up_ray(search.address, config.devices)  # its errors come before anything is created
+    set_up_ray(search.address, config.devices, search.resources)  # its errors come before anything is created
     env = config.env
     check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
-    was_there = search_dir is not None and search_dir.is_dir()
-    is_new = False
-    if search_dir is None or not is_search(search_dir):
-        is_new = True
-        search_dir = make_run_dir(dataclasses.replace(config, name=f"{config.name}_search"), search_dir)
-    with only_writer(search_dir), removed_if_refused(search_dir, is_new, was_there):
+    is_new = search_dir is None or not is_search(search_dir)
+    named = dataclasses.replace(config, name=f"{config.name}_search")
+    with claim_run_dir(named, search_dir, is_new) as search_dir:
         repaired = repair_journal(search_dir)
         if repaired:
             say(repaired)

@@ -49,7 +49,7 @@ class SearchConfig:
     trials: Annotated[int, Limits(1, 1_000_000)] = 16
     """Number of trials."""
     method: Literal["optuna", "random"] = "optuna"
-    """`optuna`: its TPE sampler, which learns from trials once ten have ended; `random`: independent samples."""
+    """`optuna`: Optuna's TPE sampler, which learns once ten trials have ended; `random`: independent samples."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
     """Seed of the sampler. With `random`, the order in which trials run does not change the fields of trial i."""
     early_stopping: Literal["asha", "none"] = "asha"

@@ -36,7 +36,7 @@ RunTrial = Callable[[Path, MachineShare, Callable[[], bool]], object]
 and a function that returns whether a stop is requested."""
 
 OnTrialEnd = Callable[[int, Failure | None], object]
-"""Called for each trial that has ended by itself, with the number of the trial and its failure, if any."""
+"""Called for each trial that has ended, except after a stop request: its number, and its failure, if any."""
 
 
 class _Events(TrialProgressCallback, tune.Stopper):
@@ -160,7 +160,7 @@ def run_trials(
                 fitting.wait(POLL_SECONDS)
                 if stop.requested:
                     stop_file.touch()
-                    events.ended.clear()  # these trials may not have ended by themselves
+                    events.ended.clear()  # these trials may have ended because of the stop request
                 if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
                     said = time.monotonic()
                     for number in sorted(events.running):

@@ -19,9 +19,8 @@ from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import changed_fields
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say, say_changes
-from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
-from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
+from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
@@ -111,15 +110,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for setting in plan.settings:
         check_names_and_minibatches(setting.plan.config)
     if options.address:
-        set_up_ray(options.address, config.devices)
+        set_up_ray(options.address, config.devices, options.resources)
     else:
         plan_slots(config, plan.sessions)
-    directory = options.directory
     is_new = before is None
-    was_there = directory is not None and directory.is_dir()
-    if is_new or directory is None:
-        directory = make_run_dir(config, directory)
-    with only_writer(directory), removed_if_refused(directory, is_new, was_there):
+    with claim_run_dir(config, options.directory, is_new) as directory:
         jobs = unfinished_jobs_of_sweep(directory, plan)
         if plan != before or jobs:
             write_plan(directory, plan)

@@ -22,7 +22,7 @@ def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
         UserError: a game's directory holds another run, see `require_same_run`, or its config.json is damaged.
     """
     jobs = []
-    first = 0  # `Job.number` of the first session of the next trial
+    first = 0  # `Job.position` of the first session of the next trial
     for setting in plan.settings:
         for game, config in game_configs(setting.plan.config, plan.games).items():
             run_dir = directory / setting.label / game

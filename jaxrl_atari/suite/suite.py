@@ -8,7 +8,7 @@ SUITE_DIR/results.{md,csv,json}  written whenever a session ends, and at the end
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
@@ -56,14 +56,22 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
     return configs
 
 
+def describe_without_game(config: Config, directory: Path, file: str = SUITE_FILE) -> dict[str, Any]:
+    """The description of a suite or a sweep: that of a run, without `game` and `gae_lambda`, which differ in it.
+
+    Args:
+        directory, file: see `describe`.
+    """
+    described = describe(config, directory, file)
+    return {name: value for name, value in described.items() if name not in ("game", "gae_lambda")}
+
+
 def write_suite_file(suite_dir: Path, plan: SuitePlan) -> None:
     """Writes suite.json, from which the suite can be run again.
 
     A suite that is resumed keeps the history of its earlier starts, as a run does; see `describe`.
     """
-    described = describe(plan.config, suite_dir, SUITE_FILE)
-    del described["game"], described["gae_lambda"]  # each game has its own
-    write_json(suite_dir / SUITE_FILE, {"games": plan.games} | described)
+    write_json(suite_dir / SUITE_FILE, {"games": plan.games} | describe_without_game(plan.config, suite_dir))
 
 
 def read_suite_file(suite_dir: Path) -> SuitePlan:

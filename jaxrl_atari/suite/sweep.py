@@ -15,10 +15,16 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import ConfigError, UserError, reason
-from jaxrl_atari.runs.description import describe, read_config, read_games
+from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SWEEP_FILE, is_sweep
-from jaxrl_atari.suite.suite import SuitePlan, game_configs, read_suite_file, write_suite_file
+from jaxrl_atari.suite.suite import (
+    SuitePlan,
+    describe_without_game,
+    game_configs,
+    read_suite_file,
+    write_suite_file,
+)
 from jaxrl_atari.suite.vary import value_text
 
 
@@ -39,8 +45,11 @@ class SweepPlan:
     """
 
     config: Config
+    """The config of all settings, apart from the fields that vary."""
     games: list[str]
-    vary: dict[str, list[Any]]  # dotted name of a field -> its values
+    """The names of the games."""
+    vary: dict[str, list[Any]]
+    """Dotted name of a field -> its values."""
     settings: list[Setting] = dataclasses.field(init=False, compare=False)
     """All combinations of values, in order; the last field varies fastest."""
 
@@ -64,8 +73,7 @@ def write_plan(directory: Path, plan: SweepPlan) -> None:
     If nothing varies, the directory is that of a suite, and has suite.json alone.
     """
     if plan.vary:
-        described = describe(plan.config, directory, SWEEP_FILE)
-        del described["game"], described["gae_lambda"]  # each game has its own
+        described = describe_without_game(plan.config, directory, SWEEP_FILE)
         write_json(directory / SWEEP_FILE, {"games": plan.games, "vary": plan.vary} | described)
     for setting in plan.settings:
         (directory / setting.label).mkdir(exist_ok=True)

@@ -28,7 +28,7 @@ class Job(NamedTuple):
     run_dir: Path
     session: int
     description: dict[str, Any]  # content of the run's config.json, made on the command's machine
-    number: int  # among all sessions of the trial, suite or sweep: chooses the slot
+    position: int  # among all sessions of the trial, suite or sweep; chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
     program: int = 0  # jobs with the same number run the same compiled programs; see `sessions.program_number`
@@ -66,7 +66,10 @@ class Train(Protocol):
 
 
 OnEnd = Callable[[Job, Failure | None], object]
-"""Called for each job that has ended by itself, with its failure, if any."""
+"""Called for each job that has finished or failed, with its failure, if any. A stopped job has done neither.
+
+After a stop request, a launcher may leave out failures: they may be those of a signal.
+"""
 
 
 class Launcher(Protocol):
@@ -75,7 +78,7 @@ class Launcher(Protocol):
     Args:
         jobs: the sessions, in the order in which they are started.
         train: trains one of them.
-        on_end: called in this process for each job that has ended by itself.
+        on_end: called in this process for each job that has finished or failed; see `OnEnd`.
 
     Raises:
         KeyboardInterrupt: a stop was requested, and every session that was training has ended.

@@ -79,7 +79,7 @@ def run_processes(
 ) -> None:
     """Trains each job in a process of its own, on the least busy slot.
 
-    Of several slots that are equally busy, a job gets slot `job.number % len(slots)` if it is one of them.
+    Of several slots that are equally busy, a job gets slot `job.position % len(slots)` if it is one of them.
 
     Where several sessions run the same compiled programs, the first one compiles them while the others wait. The
     others then read them from the cache of compiled programs. The output of a process is printed line by line
@@ -156,8 +156,8 @@ class _Processes:
 
     def _least_busy_slot(self, job: Job) -> int:
         """The index of the slot on which the fewest sessions train; see `run_processes`."""
-        busy = Counter(child.slot for child in self.running)
-        own = job.number % len(self._slots)
+        busy = Counter(child.slot_index for child in self.running)
+        own = job.position % len(self._slots)
         return min(range(len(self._slots)), key=lambda index: (busy[index], index != own))
 
     def read(self) -> list["_Child"]:
@@ -183,14 +183,14 @@ class _Child:
     """The process of a session, with its output and messages.
 
     Args:
-        slot: index of its slot.
+        slot_index: index of its slot.
         variables: environment variables of the slot.
         captured: whether its output is read here. Otherwise, the process prints it itself.
     """
 
-    def __init__(self, job: Job, slot: int, train: Train, variables: Mapping[str, str], captured: bool):
+    def __init__(self, job: Job, slot_index: int, train: Train, variables: Mapping[str, str], captured: bool):
         self.job = job
-        self.slot = slot
+        self.slot_index = slot_index
         self.failure: Failure | None = None
         self.has_compiled = False
         self._line = b""  # the beginning of a line whose end has not been read yet

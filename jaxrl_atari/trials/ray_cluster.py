@@ -26,7 +26,7 @@ from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.layout import OUTPUT_FILE, session_dirs, session_files
 from jaxrl_atari.trials.launch import Failure, attempt
-from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig, allot
+from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig, allot, check_gpus
 
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
@@ -45,31 +45,32 @@ KILLED = "its process was killed, by hand or for lack of memory, or did not star
 """The reason of the failure of a task whose process is gone."""
 
 
-def set_up_ray(address: str, devices: DevicesConfig) -> None:
+def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> None:
     """Sets Ray's environment variables, and checks that tasks can be run.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at `address`.
-        ConfigError: `devices` asks for devices that are not there, or that a task cannot have.
+        ConfigError: `devices` asks for devices that are not there, or that a task cannot have with `resources`.
     """
     if importlib.util.find_spec("ray") is None:
         raise UserError("Ray is not installed: pip install 'jaxrl_atari[search]'")
-    os.environ.update(RAY_VARIABLES)
     require(not devices.distributed, "devices.distributed", True, "false on a Ray cluster")
     hint = "choose among the GPUs with CUDA_VISIBLE_DEVICES"
     assigned = isinstance(devices.gpu, bool | str)
     require(assigned, "devices.gpu", devices.gpu, "auto, true or false where Ray assigns the GPUs", hint)
     if not address:
+        if choose_devices(devices).learner and resources.gpu:
+            check_gpus(resources, devices)
         # Ray runs any code that it is sent. So it listens on the loopback interface only, and asks for a token.
         os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        choose_devices(devices)
     elif address != "auto":
         host, _, port = address.rpartition(":")
         try:  # Ray would wait minutes for a dead address
             socket.create_connection((host, int(port)), timeout=10).close()
         except (OSError, ValueError) as error:
             raise UserError(f"address {address}: {reason(error)}; expected HOST:PORT of a `ray start`") from error
+    os.environ.update(RAY_VARIABLES)
 
 
 @contextlib.contextmanager
@@ -137,7 +138,7 @@ def connected(
 class TaskEnd(NamedTuple):
     """How a task ended in its process."""
 
-    by_itself: bool  # whether it ended for another reason than a stop request
+    was_stopped: bool  # before its end: by a stop request, or by a rule of its own, such as ASHA's
     failure: Failure | None = None
 
 
@@ -155,19 +156,19 @@ def run_in_worker(
     is_new = not folder.exists()
     failure = attempt(folder.mkdir, parents=True, exist_ok=True)
     if failure is not None:
-        return TaskEnd(True, failure)
-    end = TaskEnd(False)
+        return TaskEnd(False, failure)
+    end = TaskEnd(was_stopped=True)
     with (
         (folder / OUTPUT_FILE).open("a", buffering=1, encoding="utf-8") as output,
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
-        contextlib.suppress(KeyboardInterrupt),  # a stop was requested, and the last checkpoint is written
+        contextlib.suppress(KeyboardInterrupt),  # it was stopped, and its last checkpoint is written
     ):
         if share.gpu == 0:
             os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
         tune_process()
         if not stop_requested():
-            end = TaskEnd(True, attempt(run))
+            end = TaskEnd(False, attempt(run))
     was_refused = end.failure is not None and end.failure.correctable
     if is_new and was_refused and not session_files(folder) and not session_dirs(folder):
         shutil.rmtree(folder, ignore_errors=True)

@@ -84,7 +84,7 @@ def run_on_ray(
                     for job, end in ended:
                         # After a stop request, a failure may be that of a signal, which a cluster sends to all
                         # processes.
-                        if end.by_itself and not (stopping and end.failure):
+                        if not end.was_stopped and not (stopping and end.failure):
                             on_end(job, end.failure)
             except Exception:  # for example from `on_end`; first, the sessions write their last checkpoints
                 tasks.stop()
@@ -118,7 +118,7 @@ class _Tasks:
         ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=POLL_SECONDS)
         notes = {path.name for path in self._notes.iterdir()}
         for task, job in list(self.waiting.items()):
-            is_started = str(job.number) in notes
+            is_started = str(job.position) in notes
             if is_started:
                 output = session_path(job.run_dir, job.session) / OUTPUT_FILE
                 job.say(f"starts; its output is in {output}")
@@ -142,7 +142,7 @@ class _Tasks:
 class PackedJob(NamedTuple):
     """A job as it is sent to its process."""
 
-    number: int  # `Job.number`
+    position: int  # `Job.position`
     folder: Path  # the session's directory, absolute, because the process has another working directory
     pickled: bytes  # `train` and the job, which may be of classes that the user's own code defines
 
@@ -150,7 +150,7 @@ class PackedJob(NamedTuple):
 def _pack(train: Train, job: Job) -> PackedJob:
     """Packs a job, with the function that trains it."""
     absolute = job._replace(run_dir=job.run_dir.absolute())
-    return PackedJob(job.number, session_path(absolute.run_dir, job.session), pickle.dumps((train, absolute)))
+    return PackedJob(job.position, session_path(absolute.run_dir, job.session), pickle.dumps((train, absolute)))
 
 
 def _end_of(task: ray.ObjectRef) -> TaskEnd:
@@ -158,11 +158,11 @@ def _end_of(task: ray.ObjectRef) -> TaskEnd:
     try:
         return ray.get(task)
     except TaskCancelledError:
-        return TaskEnd(False)
+        return TaskEnd(was_stopped=True)
     except RayTaskError as error:  # before it trained, for example because a note cannot be written
-        return TaskEnd(True, Failure(reason(error.cause)))
+        return TaskEnd(False, Failure(reason(error.cause)))
     except RayError:
-        return TaskEnd(True, Failure(KILLED))
+        return TaskEnd(False, Failure(KILLED))
 
 
 def _train_in_task(code: Sequence[Code], packed: PackedJob, share: MachineShare, notes: Path) -> TaskEnd:
@@ -172,7 +172,7 @@ def _train_in_task(code: Sequence[Code], packed: PackedJob, share: MachineShare,
         code: the modules and files that the user has named with --import. They are imported before the job is
             unpacked.
     """
-    (notes / str(packed.number)).write_text(str(os.getpid()))
+    (notes / str(packed.position)).write_text(str(os.getpid()))
     stop_requested = (notes / "stop").exists
 
     def run() -> None:

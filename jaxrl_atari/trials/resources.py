@@ -55,6 +55,18 @@ class MachineShare(NamedTuple):
         return replace(config, devices=devices, env=env)
 
 
+def check_gpus(resources: ResourcesConfig, devices: DevicesConfig) -> None:
+    """Checks that the GPUs of a task are enough for `devices.data_parallel`. Raises `ConfigError` if not.
+
+    Ray shows a task only the GPUs of its own share.
+    """
+    if devices.data_parallel == "all":
+        return
+    needed = devices.data_parallel
+    expected = f"at least devices.data_parallel = {needed}, the number of GPUs on which each session learns"
+    require(needed == 1 or resources.gpu >= needed, "resources.gpu", resources.gpu, expected)
+
+
 def allot(
     resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig
 ) -> MachineShare:
@@ -66,7 +78,7 @@ def allot(
         devices: devices of the config.
 
     Raises:
-        ConfigError: `devices` asks for a GPU, and the share has none.
+        ConfigError: `devices` asks for a GPU, and the share has none; or `check_gpus`.
         UserError: a task needs more than any machine has.
     """
     owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
@@ -74,6 +86,8 @@ def allot(
     cpu = max(resources.cpu, 1)
     expected = "a GPU on a machine of the Ray cluster, and resources.gpu above 0"
     require(devices.gpu is not True or gpu > 0, "devices.gpu", True, expected)
+    if gpu:
+        check_gpus(resources, devices)
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:
         there = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)

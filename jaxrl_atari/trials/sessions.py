@@ -29,7 +29,7 @@ def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "
     Args:
         config: config of the trial.
         run_dir: run directory of the trial.
-        first: `Job.number` of the trial's session 0.
+        first: `Job.position` of the trial's session 0.
         game: game of the trial, in a suite.
         setting: setting of the trial, in a sweep.
     """
@@ -102,7 +102,7 @@ def train_job(
             writers=[SessionWriter(each, job.session, config.seed + job.session) for each in (*writers, rule)],
             on_first_update=after_first_update,
             stop_requested=lambda: signals.requested or stop_requested(),
-            ends_early=rule.ends_session if rule.can_end_it else None,
+            ends_early=rule.ends_session if rule.is_active else None,
         )
 
 
@@ -146,7 +146,7 @@ class StopRule(Writer):
         self._is_saved = self._end is not None
 
     @property
-    def can_end_it(self) -> bool:
+    def is_active(self) -> bool:
         """Whether there is a rule, or the session has met one before it was resumed."""
         return self._stop is not None or self._end is not None
 

@@ -47,8 +47,8 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
             than it has.
     """
     blocks: list[tuple[tuple[int, ...], str]] = []  # GPUs that a session takes, and why
-    for number in range(sessions):
-        block = session_gpus(config.devices, number)
+    for position in range(sessions):
+        block = session_gpus(config.devices, position)
         if block in blocks:  # from here on, the blocks come again in the same order
             break
         blocks.append(block)

@@ -17,9 +17,9 @@ from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
-from jaxrl_atari.runs.files import only_writer, write_json
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run, resume_command
-from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused, require_resumable
+from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
 from jaxrl_atari.trials.processes import check_processes, in_session_process, run_processes
@@ -83,18 +83,11 @@ def run_training(
     before = _config_to_resume(config, run_dir)
     if config.devices.distributed:
         distributed.join_processes(config.devices)
-    leads = distributed.is_leader()
-    was_there = run_dir is not None and run_dir.is_dir()
-    if leads and before is None:
-        run_dir = make_run_dir(config, run_dir)
-    run_dir = Path(distributed.agree(str(run_dir)))  # the followers get the path from the leader
-    if not leads:
+    if not distributed.is_leader():
+        run_dir = Path(distributed.agree(""))  # the leader's answer
         _follow(config, run_dir, stop)
         return TrainingResult(run_dir, {})
 
-    say(f"{'resuming' if before else 'run directory:'} {run_dir}")
-    for note in filter(None, notes):
-        say(note)
     failures: dict[int, Failure] = {}  # number of a session -> why it failed
 
     def on_end(job: Job, failure: Failure | None) -> None:
@@ -102,19 +95,19 @@ def run_training(
             job.say(f"failed: {failure.reason}")
             failures[job.session] = failure
 
-    with (
-        only_writer(run_dir),
-        removed_if_refused(run_dir, before is None, was_there),
-        _summary_if_stopped(run_dir),
-    ):
+    with claim_run_dir(config, run_dir, is_new=before is None) as run_dir, _summary_if_stopped(run_dir):
+        say(f"{'resuming' if before else 'run directory:'} {run_dir}")
+        for note in filter(None, notes):
+            say(note)
+        distributed.agree(str(run_dir))
         jobs = _jobs_of_run(config, before, run_dir)
         if jobs:
             launch, train = _choose_launcher(config, jobs, writers, stop)
             launch(jobs, train, on_end)
-    all_were_refused = not has_session(run_dir)
-    for failure in failures.values():
-        if all_were_refused or (config.sessions == 1 and failure.correctable):
-            raise UserError(failure.reason)
+    if failures and not has_session(run_dir):  # none could begin
+        raise UserError("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
+    if config.sessions == 1 and any(failure.correctable for failure in failures.values()):
+        raise UserError(failures[0].reason)
     summary = _summarise(config, run_dir, bool(failures))
     _raise_failures(config, run_dir, failures)
     distributed.wait_for_all()
@@ -162,18 +155,20 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
 
 
 def _jobs_of_run(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
-    """Makes the jobs of the sessions that are not finished.
+    """Makes the jobs of the sessions that are not finished, and brings config.json up to date.
 
-    It writes config.json of a new run, and prints which options have changed and which sessions are finished.
+    It writes config.json of a new run, and of a finished one whose number of sessions, budget or log options have
+    changed. A run that trains on writes it after its first update; see `train_job`. What has changed, and which
+    sessions are finished, is printed.
 
     Args:
         before: config of the run that is resumed; None for a new run.
     """
     jobs = unfinished_jobs(config, run_dir)
-    if before and not jobs:  # keep the config that the run was trained with
-        kept = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
+    if before and not jobs:  # the run keeps the config that it was trained with, apart from these fields
+        changeable = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
         wanted = config
-        config = dataclasses.replace(before, **kept)
+        config = dataclasses.replace(before, **changeable)
         changed = changed_fields(wanted.to_dict(), config.to_dict())
         say_changes("the run has finished, and keeps its own values", changed)
     if before is None or (not jobs and config != before):
