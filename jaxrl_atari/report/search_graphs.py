@@ -18,7 +18,7 @@ from jaxrl_atari.report.graphs import (
     new_figure,
     save_figure,
 )
-from jaxrl_atari.report.searches import Trial, read_trials
+from jaxrl_atari.report.searches import ScoredTrial, read_trials
 from jaxrl_atari.report.text import number_text, score_text
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def draw_graphs(study: "optuna.Study", directory: Path) -> list[Path]:
     return files
 
 
-def _draw_curves(trials: Sequence[Trial]) -> "Figure | None":
+def _draw_curves(trials: Sequence[ScoredTrial]) -> "Figure | None":
     """Draws return_ma against env steps; None without log points."""
     figure = new_figure("return_ma of each trial", 10, 5)
     axes = figure.add_subplot()
@@ -76,7 +76,7 @@ def _draw_curves(trials: Sequence[Trial]) -> "Figure | None":
     return figure
 
 
-def _draw_fields(trials: Sequence[Trial]) -> "Figure":
+def _draw_fields(trials: Sequence[ScoredTrial]) -> "Figure":
     """Draws the score against each searched field, with a panel for each field."""
     names = _field_names(trials)
     columns = min(len(names), 3)
@@ -97,7 +97,7 @@ def _draw_fields(trials: Sequence[Trial]) -> "Figure":
     return figure
 
 
-def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
+def _draw_parallel(trials: Sequence[ScoredTrial]) -> "Figure":
     """Draws a vertical axis for each field and for the score, and each trial as a line coloured by its score."""
     import matplotlib
     from matplotlib.cm import ScalarMappable
@@ -119,14 +119,15 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
     labels.append(scores)
     heights = np.array([_to_unit(column) for column in columns])
     colours = ScalarMappable(Normalize(columns[-1].min(), columns[-1].max()), matplotlib.colormaps["viridis_r"])
-    for trial in np.argsort(columns[-1]):  # the best trial is drawn last, on top
-        axes.plot(heights[:, trial], color=colours.to_rgba(columns[-1][trial]), linewidth=1.6)
+    for trial_index in np.argsort(columns[-1]):  # the best trial is drawn last, on top
+        axes.plot(heights[:, trial_index], color=colours.to_rgba(columns[-1][trial_index]), linewidth=1.6)
     for index, (column, values) in enumerate(zip(columns, labels, strict=True)):
         axes.axvline(index, color=GREY, linewidth=0.8)
-        for trial in (int(np.nanargmin(column)), int(np.nanargmax(column))):
-            value = values[trial]
+        for trial_index in (int(np.nanargmin(column)), int(np.nanargmax(column))):
+            value = values[trial_index]
             text = number_text(value) if isinstance(value, int | float) else str(value)
-            axes.annotate(text, (index, heights[index, trial]), (4, 3), textcoords="offset points", color=GREY)
+            height = heights[index, trial_index]
+            axes.annotate(text, (index, height), (4, 3), textcoords="offset points", color=GREY)
     axes.set_xticks(range(len(columns)), [*names, "score"])
     axes.set_yticks([])
     axes.set_ylim(-0.05, 1.1)
@@ -136,7 +137,7 @@ def _draw_parallel(trials: Sequence[Trial]) -> "Figure":
     return figure
 
 
-def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
+def _draw_importances(trials: Sequence[ScoredTrial]) -> "Figure | None":
     """Draws Optuna's importances of the fields; None if Optuna has none, as for trials of equal score."""
     import optuna
     from matplotlib.ticker import PercentFormatter
@@ -165,17 +166,17 @@ def _draw_importances(trials: Sequence[Trial]) -> "Figure | None":
     return figure
 
 
-def _field_names(trials: Sequence[Trial]) -> list[str]:
+def _field_names(trials: Sequence[ScoredTrial]) -> list[str]:
     """The searched fields, in the order of the search space."""
     return list(dict.fromkeys(name for trial in trials for name in trial.fields))
 
 
-def _is_logarithmic(name: str, trials: Sequence[Trial]) -> bool:
+def _is_logarithmic(name: str, trials: Sequence[ScoredTrial]) -> bool:
     """Whether a field was drawn on a logarithmic scale."""
     return any(getattr(trial.distributions.get(name), "log", False) for trial in trials)
 
 
-def _categories(name: str, trials: Sequence[Trial]) -> list[str]:
+def _categories(name: str, trials: Sequence[ScoredTrial]) -> list[str]:
     """The values of a categorical field as text; empty for a field of numbers."""
     values = [trial.fields[name] for trial in trials if name in trial.fields]
     if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
@@ -183,7 +184,7 @@ def _categories(name: str, trials: Sequence[Trial]) -> list[str]:
     return sorted({str(value) for value in values})
 
 
-def _positions(values: Sequence[Any], name: str, trials: Sequence[Trial]) -> list[float]:
+def _positions(values: Sequence[Any], name: str, trials: Sequence[ScoredTrial]) -> list[float]:
     """The positions of values on the axis of a field: numbers themselves, categories 0, 1, ...; NaN for None."""
     categories = _categories(name, trials)
     if categories:
@@ -191,7 +192,7 @@ def _positions(values: Sequence[Any], name: str, trials: Sequence[Trial]) -> lis
     return [np.nan if value is None else float(value) for value in values]
 
 
-def _write_ticks(axes: "Axes", name: str, trials: Sequence[Trial]) -> None:
+def _write_ticks(axes: "Axes", name: str, trials: Sequence[ScoredTrial]) -> None:
     """Labels the x axis of a field with the categories of the field, or with a few plain numbers."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, StrMethodFormatter
 
@@ -214,7 +215,7 @@ def _to_unit(values: np.ndarray) -> np.ndarray:
     return (values - low) / (high - low) if high > low else np.where(np.isnan(values), np.nan, 0.5)
 
 
-def _add_legend(figure: "Figure", trials: Sequence[Trial]) -> None:
+def _add_legend(figure: "Figure", trials: Sequence[ScoredTrial]) -> None:
     """Adds a legend below the axes: the kinds of trials that are drawn, and the best trial with its score."""
     from matplotlib.lines import Line2D
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 REMAKE = "move it away: `python -m jaxrl_atari.search --resume SEARCH_DIR` makes it again"
 
 
-class Trial(NamedTuple):
+class ScoredTrial(NamedTuple):
     """A trial that has a score."""
 
     number: int
@@ -147,7 +147,7 @@ def read_study(search_dir: Path) -> "optuna.Study | None":
         return None
 
 
-def read_trials(study: "optuna.Study") -> list[Trial]:
+def read_trials(study: "optuna.Study") -> list[ScoredTrial]:
     """The trials that have a score, in the order of their numbers. A running trial has its score so far.
 
     The best trial is one that has finished. Until one has, it is the best of those that ASHA stopped.
@@ -162,7 +162,7 @@ def read_trials(study: "optuna.Study") -> list[Trial]:
         if score is None and points:
             score = points[-1][1]
         if score is not None and found.params:
-            trial = Trial(
+            trial = ScoredTrial(
                 number=found.number,
                 fields=dict(found.params),
                 distributions=dict(found.distributions),
