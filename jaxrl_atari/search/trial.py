@@ -52,7 +52,7 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
         stop_requested: returns whether a stop has been requested.
 
     Raises:
-        KeyboardInterrupt: ASHA or a stop request has stopped the trial, and its last checkpoint has been written.
+        Stopped: ASHA or a stop request has stopped the trial, and its last checkpoint has been written.
     """
     config, search = read_search(run_dir.parent)
     trial = start_trial(run_dir.parent, search, trial_number(run_dir))

@@ -106,7 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     config = plan.config
     # What can be refused without starting JAX or Ray is refused before a directory is made. If every session is
-    # refused later, `removed_if_refused` removes the directory again.
+    # refused later, `claim_run_dir` removes the directory again.
     for setting in plan.settings:
         check_names_and_minibatches(setting.plan.config)
     if options.address:

@@ -73,7 +73,7 @@ def run_training(
             "a session's process imports this script: call run_training under if __name__ == '__main__'"
         )
     # What can be refused without starting JAX is refused before a run directory is made. If every session is
-    # refused later, `removed_if_refused` removes the directory again.
+    # refused later, `claim_run_dir` removes the directory again.
     _check(config, writers, stop)
     env = config.env
     notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
