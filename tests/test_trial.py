@@ -17,6 +17,7 @@ from small_training import Lines, read_table
 from user_commands import ROOT
 
 from jaxrl_atari import ConfigError, UserError, run_training
+from jaxrl_atari import session as session_module
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig, set_fields
 from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.memory import FRACTION
@@ -131,6 +132,18 @@ def test_a_failed_session_does_not_stop_the_others_and_a_resume_runs_it(tmp_path
     assert description(run_dir)["resumed"][0]["changed"] == {"sessions": [1, 3]}
     with only_writer(run_dir), pytest.raises(UserError, match="another process is training there"):
         run_training(config, run_dir)
+
+
+def test_a_new_run_whose_sessions_are_all_refused_names_every_reason_and_is_removed(tmp_path, monkeypatch):
+    reasons = iter(("no games", "no memory"))
+
+    def refuse(*_, **__):
+        raise UserError(next(reasons))
+
+    monkeypatch.setattr(session_module, "start_games", refuse)
+    with pytest.raises(UserError, match=r"^no games; no memory$"):
+        run_training(TINY, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_last_seeds_train_and_the_next_is_refused_before_anything_is_written(tmp_path):
