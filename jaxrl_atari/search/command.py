@@ -67,9 +67,9 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
         search = file.call("get_search", SearchConfig)
         default = Options(full_config=file.call("get_config", Config), search=search)
     stored = None
-    continued = sources.resumed(is_search)
-    if continued is not None:
-        stored, search = read_search(continued)
+    resumed = sources.resumed(is_search)
+    if resumed is not None:
+        stored, search = read_search(resumed)
         sources.say_kept(default.full_config, stored)
         default = Options(full_config=stored, search=search)
     options = parse(Options, arguments, "search", default, stored)

@@ -66,9 +66,9 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     sources = read_sources(arguments)
     default = Options(full_config=dataclasses.replace(load_config(sources.config), name="suite"))
     before = None
-    continued = sources.resumed(holds_suite)
-    if continued is not None:
-        before = read_plan(continued)
+    resumed = sources.resumed(holds_suite)
+    if resumed is not None:
+        before = read_plan(resumed)
         sources.say_kept(default.full_config, before.config)
         default = Options(full_config=before.config, games=before.games)
     options = parse(Options, arguments, "suite", default, before.config if before else None)
