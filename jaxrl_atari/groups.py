@@ -21,11 +21,11 @@ def num_groups(env: EnvConfig, num_devices: int, platform: str) -> int:
 
 
 def anchor_steps(env: EnvConfig) -> int:
-    """Steps of an environment between two anchors of its games (`envs/record.py`): as chosen, else 15,625 or more.
+    """The interval of the anchors, in steps of each environment: as chosen, else 15,625, or more with 32 or more.
 
-    An anchor takes 0.1 s, while all environments wait. Each environment has one in this many steps, so with 16
-    environments anchors take 0.8% of the time at 1,200 SPS, and more on a faster machine. With more than 16, the
-    interval grows in proportion, so that anchors are as frequent in the session as with 16.
+    An anchor is a new seed, from which a game can be played again (`envs/record.py`). Seeding an emulator takes
+    0.1 s, while all environments wait. With 16 environments that is 0.8% of the time at 1,200 SPS, and more on a
+    faster machine. With more environments the interval grows in proportion: 16 of them are seeded in 15,625 steps.
     """
     return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
 

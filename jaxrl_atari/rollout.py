@@ -3,10 +3,22 @@
 `collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment
 to the device and one action back; frames are stored, stacked and turned into actions on the device.
 
-**Groups.** The environments of a device are dealt to groups that take turns: one steps its emulators while the
-policy acts for the other. Seeds, actions and minibatches depend on the numbers of the environments alone, so the
-number of devices and groups does not change what is computed, beyond the rounding of sums. Several processes
-differ: they keep no record of their games, so their environments never get the new seeds of anchors (`groups.py`).
+**Records.** The file reads from the top: the loop, then what it calls, on the host and on the device.
+
+    EnvGroup                    emulators that step together; it lasts as long as the session
+        newest, episodes        on the host: their newest step, and counts of the games in progress
+        past: Past              on the device: what the next rollout starts from
+    GroupRollout                one rollout of a group, while it is played
+        outcome: Outcome        on the host: what the emulators answer (rewards, ends of games)
+        ActorState              on the device: what the policy sees and does; `act` takes it and returns the next
+    Rollout                     what `finish_rollout` makes of these two, over all groups of a device
+    Collected                   the rollouts of all devices, and the games that ended: the result of `collect`
+
+**Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
+turns: one steps its emulators while the policy acts for the other. Seeds, actions and minibatches depend on the
+numbers of the environments alone, so the number of devices and groups does not change what is computed, beyond the
+rounding of sums. Several processes differ: they keep no record of their games, so their environments never get the
+new seeds of anchors (`groups.py`).
 
 **Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
 steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:
@@ -17,6 +29,8 @@ steps the policy is applied once more, to frame T, for the value that the target
 Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. What a
 rollout hands to the next one (`Past`) is therefore what was seen and remembered *before* step T.
 """
+
+from __future__ import annotations
 
 import itertools
 import time
@@ -40,305 +54,7 @@ from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Network, Observation
 
-# --- The policy's step, on the device ----------------------------------------------------------------------------
-
-
-class Past(NamedTuple):
-    """What a rollout starts from: what the policy saw and remembers before step 0."""
-
-    frames: jax.Array  # uint8 [3, B, *frame]: the newest frames of the three steps before, the oldest first
-    age: jax.Array  # int32 [B]: age of the last of them
-    carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
-
-
-class Steps(NamedTuple):
-    """What the policy does in steps 0 .. T of a rollout. Of step T only age and value are used."""
-
-    age: jax.Array  # int32 [T + 1, B]
-    action: jax.Array  # int32 [T + 1, B]
-    log_prob: jax.Array  # float32 [T + 1, B]
-    value: jax.Array  # float32 [T + 1, B]
-
-
-class ActorState(NamedTuple):
-    """The part of a rollout of T steps that is filled on the device."""
-
-    step: jax.Array  # int32 []: the step that comes next
-    key: jax.Array
-    env_index: jax.Array  # int32 [B]: the environments' numbers in the session
-    last_age: jax.Array  # int32 [B]: age of the step before
-    frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
-    steps: Steps
-    # The memory of a recurrent network, [B, ...]; empty for others.
-    carry_at_start: Any = ()  # before step 0: the learner starts from it
-    carry_before: Any = ()  # before the newest step: after step T, the next rollout starts from it
-    carry: Any = ()  # after the newest step
-
-
-def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> Past:
-    """What the first rollout starts from: black frames, which no stack shows, since its games start there.
-
-    Args:
-        frame_shape: `FrameLayout.shape` of the network.
-        carry: `Network.initial_carry` of the environments.
-    """
-    frames = jnp.zeros((STACK - 1, num_envs, *frame_shape), jnp.uint8)
-    return Past(frames, jnp.zeros(num_envs, jnp.int32), carry)
-
-
-@partial(jax.jit, static_argnames="rollout_length")
-def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_length: int) -> ActorState:
-    """A rollout before its step 0.
-
-    Args:
-        key: the source of its actions.
-        env_index: int32 [B], the environments' numbers in the session.
-    """
-    # `act` donates the state, so no array of it may be an input of this function, or occur twice.
-    last_age, env_index, key = jax.tree.map(jnp.copy, (past.age, env_index, key))
-    at_start, before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(3))
-    per_step = (rollout_length + 1, len(past.age))
-    frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
-    return ActorState(
-        step=jnp.zeros((), jnp.int32),
-        key=key,
-        env_index=env_index,
-        last_age=last_age,
-        frames=frames.at[: STACK - 1].set(past.frames),
-        steps=Steps(
-            age=jnp.zeros(per_step, jnp.int32),
-            action=jnp.zeros(per_step, jnp.int32),
-            log_prob=jnp.zeros(per_step, jnp.float32),
-            value=jnp.zeros(per_step, jnp.float32),
-        ),
-        carry_at_start=at_start,
-        carry_before=before,
-        carry=carry,
-    )
-
-
-@jax.jit
-def past_of(state: ActorState) -> Past:
-    """What the next rollout starts from, after step T of this one."""
-    length = len(state.steps.age) - 1
-    frames = state.frames[length : length + STACK - 1]
-    return Past(frames, state.steps.age[length - 1], state.carry_before)
-
-
-@partial(jax.jit, static_argnames="network", donate_argnames="state")
-def act(
-    network: Network, params: Any, state: ActorState, frame: jax.Array, first: jax.Array
-) -> tuple[ActorState, jax.Array]:
-    """One step of the policy: stores the newest frames and samples an action for each environment.
-
-    Args:
-        params: what `network.acting_params` returned.
-        state: it is consumed.
-        frame: uint8 [B, 84, 84].
-        first: bool [B], true where the frame starts a game.
-
-    Returns:
-        The state with this step filled in, and the actions, int32 [B].
-    """
-    t = state.step
-    age = next_age(state.last_age, first)
-    # Not `.at[t].set`, which on a GPU launches kernels of its own to check whether t is in range.
-    write = partial(lax.dynamic_update_index_in_dim, axis=0)
-    frames = write(state.frames, network.layout.arrange(frame), index=t + STACK - 1)
-    window = lax.dynamic_slice_in_dim(frames, t, STACK)
-    stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
-    outputs = network.apply(params, Observation(stacks, first, state.carry))
-    # Each environment draws with a key of its own, whatever group or device it belongs to.
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
-    action, log_prob = sample_action(keys, outputs.logits)
-    steps = jax.tree.map(partial(write, index=t), state.steps, Steps(age, action, log_prob, outputs.value))
-    state = state._replace(
-        step=t + 1, last_age=age, frames=frames, steps=steps, carry_before=state.carry, carry=outputs.carry
-    )
-    return state, action
-
-
-class Outcome(NamedTuple):
-    """Results of the emulators for each step of a rollout: NumPy, [T, B]. See `Rollout`."""
-
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    weight: np.ndarray
-
-
-@jax.jit
-def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
-    """The rollout over all groups of a device, from what `GroupRollout.finish` returned for each of them."""
-    parts = [(state.frames, state.steps, outcome) for state, outcome in groups]
-    frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
-    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(state.carry_at_start for state, _ in groups))
-    return Rollout(
-        frames=frames,
-        age=steps.age,
-        action=steps.action[:-1],
-        log_prob=steps.log_prob[:-1],
-        value=steps.value[:-1],
-        bootstrap_value=steps.value[-1],
-        **outcome._asdict(),
-        carry=carry,
-    )
-
-
-# --- The loop, on the host ---------------------------------------------------------------------------------------
-
-
-class EnvGroup:
-    """Environments that step together on one device, and what their next rollout starts from.
-
-    `collect` plays its rollouts (`new_rollout`). Between two of them a checkpoint takes what `take_games` returns,
-    and `past.carry`; another group continues from these (`resume`).
-
-    Attributes:
-        newest: the emulators' newest step.
-        episodes: counts the games in progress.
-        past: what the policy saw and remembers before that step.
-
-    Args:
-        pool: the emulators; whoever made it closes it.
-        network: the network that acts.
-        device: where it acts.
-        rules: rules of the protocol; they define which rewards and terminals learning sees.
-        first_env: number of the first environment in the session.
-        check: assert at every step that what acting uses lies on `device`.
-    """
-
-    def __init__(
-        self,
-        pool: EnvPool,
-        network: Network,
-        rollout_length: int,
-        device: jax.Device,
-        rules: Rules,
-        first_env: int = 0,
-        check: bool = False,
-    ):
-        self.first_env = first_env
-        self.pool = pool
-        self.device = device
-        self.rollout_length = rollout_length
-        self.network = network
-        self.rules = rules
-        self.check = check
-        numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
-        self._env_index = jax.device_put(numbers, device)
-        with jax.default_device(device):
-            past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
-        self._start_from(pool.reset(), EpisodeCounter(pool.num_envs), past)
-
-    def _start_from(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
-        """Sets what the next rollout starts from."""
-        self.newest = newest
-        self.episodes = episodes
-        self.past = jax.device_put(past, self.device)
-
-    def new_rollout(self, key: jax.Array) -> "GroupRollout":
-        """A rollout before its step 0, whose actions derive from `key`. It is finished before the next one."""
-        key = jax.device_put(key, self.device)
-        return GroupRollout(self, begin_rollout(self.past, key, self._env_index, self.rollout_length))
-
-    def take_games(self) -> tuple[GamesInProgress, Segment] | None:
-        """The games in progress, between two rollouts, and the actions since the last call: each call counts.
-
-        Returns:
-            None if the back end keeps no record of its games.
-        """
-        record = self.pool.record
-        if record is None:
-            return None
-        return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
-
-    def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
-        """Plays the games of a checkpoint again, and continues them. See `envs.replay.replay`.
-
-        Args:
-            games: the first part of what `take_games` returned when the checkpoint was written.
-            carry: `past.carry` of that time.
-        """
-        newest, frames, age, episodes = replay(self.pool, games)
-        past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
-        self._start_from(newest, episodes, past)
-
-
-class GroupRollout:
-    """A rollout of a group while it is played.
-
-    In each step 0 to T - 1, `collect` calls `start_policy`, which does not wait for the actions; `send`, which
-    waits for them and gives them to the emulators; and `receive`, which records what these answer. In step T it
-    calls only `start_policy`, for the bootstrap value, and then `finish`.
-
-    Args:
-        group: its `newest` and `episodes` change with each step.
-        state: what `begin_rollout` returned.
-    """
-
-    def __init__(self, group: EnvGroup, state: ActorState):
-        self.group = group
-        self._state = state
-        shape = (group.rollout_length, group.pool.num_envs)
-        self.outcome = Outcome(
-            reward=np.zeros(shape, np.float32),
-            terminated=np.zeros(shape, bool),
-            truncated=np.zeros(shape, bool),
-            weight=np.zeros(shape, np.float32),
-        )
-        self.waited_seconds = 0.0  # for the emulators
-        self.env_steps = 0  # auto-reset steps do not count
-
-    def start_policy(self, params: Any) -> jax.Array:
-        """Starts the policy on the newest frames, and returns the action of each environment, int32 [B].
-
-        The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
-        Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
-        emulators keep cold. So the transfer guard makes an exception for both transfers.
-        """
-        group = self.group
-        if group.check:
-            check_placement("acting", {"params": params, "state": self._state}, [group.device])
-        step = group.newest
-        with jax.transfer_guard_host_to_device("allow"):
-            self._state, action = act(group.network, params, self._state, step.frame, step.first)
-        return action
-
-    def send(self, action: jax.Array) -> None:
-        """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
-        with jax.transfer_guard_device_to_host("allow"):
-            actions = np.asarray(action)
-        self.group.pool.send(actions)
-
-    def receive(self, t: int) -> list[FinishedGame]:
-        """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
-        group = self.group
-        start = time.perf_counter()
-        step = group.pool.recv()
-        self.waited_seconds += time.perf_counter() - start
-        group.newest = step
-        reward = step.reward
-        if group.rules.clip_rewards:
-            reward = np.clip(reward, -1.0, 1.0)
-        terminated = step.terminated
-        if group.rules.life_loss_terminal:
-            terminated = terminated | step.life_lost
-        counts = ~step.first  # an auto-reset step does not
-        outcome = self.outcome
-        outcome.reward[t] = reward
-        outcome.terminated[t] = terminated
-        outcome.truncated[t] = step.truncated
-        outcome.weight[t] = counts
-        self.env_steps += int(np.sum(counts))
-        return [game._replace(env=group.first_env + game.env) for game in group.episodes.count(step, t)]
-
-    def finish(self) -> tuple[ActorState, Outcome]:
-        """Ends the rollout, which is full, and returns it. The group keeps what the next one starts from."""
-        state = self._state
-        del self._state  # its memory is free once `finish_rollout` has made a `Rollout` of it
-        self.group.past = past_of(state)
-        return state, jax.device_put(self.outcome, self.group.device)
+# --- The loop ----------------------------------------------------------------------------------------------------
 
 
 class Collected(NamedTuple):
@@ -414,4 +130,316 @@ def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[Finishe
             truncated=bool(game.truncated),
         )
         for game in everywhere
+    )
+
+
+# --- A group of environments, on the host ------------------------------------------------------------------------
+
+
+class EnvGroup:
+    """Environments that step together on one device, and what their next rollout starts from.
+
+    Between two rollouts a checkpoint takes what `take_games` returns, and `past.carry`. A group that is made later
+    continues from these (`resume`).
+
+    Attributes:
+        newest: the emulators' newest step.
+        episodes: counts the games in progress.
+        past: what the policy saw and remembers before that step.
+
+    Args:
+        pool: the emulators; whoever made it closes it.
+        network: the network that acts.
+        device: where it acts.
+        rules: rules of the protocol; they define which rewards and terminals learning sees.
+        first_env: number of the first environment in the session.
+        check: assert at every step that what acting uses lies on `device`.
+    """
+
+    def __init__(
+        self,
+        pool: EnvPool,
+        network: Network,
+        rollout_length: int,
+        device: jax.Device,
+        rules: Rules,
+        first_env: int = 0,
+        check: bool = False,
+    ):
+        self.first_env = first_env
+        self.pool = pool
+        self.device = device
+        self.rollout_length = rollout_length
+        self.network = network
+        self.rules = rules
+        self.check = check
+        numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
+        self._env_index = jax.device_put(numbers, device)
+        with jax.default_device(device):
+            past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
+        self._start_from(pool.reset(), EpisodeCounter(pool.num_envs), past)
+
+    def _start_from(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
+        """Sets what the next rollout starts from."""
+        self.newest = newest
+        self.episodes = episodes
+        self.past = jax.device_put(past, self.device)
+
+    def new_rollout(self, key: jax.Array) -> GroupRollout:
+        """A rollout before its step 0, whose actions derive from `key`. It is finished before the next one."""
+        key = jax.device_put(key, self.device)
+        return GroupRollout(self, begin_rollout(self.past, key, self._env_index, self.rollout_length))
+
+    def take_games(self) -> tuple[GamesInProgress, Segment] | None:
+        """Ends a segment of the log of actions, for a checkpoint between two rollouts.
+
+        Call it once per checkpoint, and write what it returns. The next segment starts here, so the actions of a
+        segment that is not written are missing in the log.
+
+        Returns:
+            The games in progress, and the segment: all actions since the last call. None if the back end keeps no
+            record of its games.
+        """
+        record = self.pool.record
+        if record is None:
+            return None
+        return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
+
+    def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
+        """Plays the games of a checkpoint again, and continues them. See `envs.replay.replay`.
+
+        Args:
+            games: the first part of what `take_games` returned when the checkpoint was written.
+            carry: `past.carry` of that time.
+        """
+        newest, frames, age, episodes = replay(self.pool, games)
+        past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+        self._start_from(newest, episodes, past)
+
+
+class GroupRollout:
+    """A rollout of a group while it is played.
+
+    `collect` calls, in each step 0 to T - 1,
+
+        start_policy    starts `act`, and does not wait for the actions
+        send            waits for the actions, and gives them to the emulators
+        receive         waits for the emulators, and records what they answer
+
+    and in step T `start_policy` alone, for the bootstrap value. Then it calls `finish`.
+
+    Args:
+        group: its `newest` and `episodes` change with each step.
+        state: what `begin_rollout` returned.
+    """
+
+    def __init__(self, group: EnvGroup, state: ActorState):
+        self.group = group
+        self._state = state
+        shape = (group.rollout_length, group.pool.num_envs)
+        self.outcome = Outcome(
+            reward=np.zeros(shape, np.float32),
+            terminated=np.zeros(shape, bool),
+            truncated=np.zeros(shape, bool),
+            weight=np.zeros(shape, np.float32),
+        )
+        self.waited_seconds = 0.0  # for the emulators
+        self.env_steps = 0  # auto-reset steps do not count
+
+    def start_policy(self, params: Any) -> jax.Array:
+        """Starts the policy on the newest frames, and returns the action of each environment, int32 [B].
+
+        The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
+        Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
+        emulators keep cold. So the transfer guard makes an exception for both transfers.
+        """
+        group = self.group
+        if group.check:
+            check_placement("acting", {"params": params, "state": self._state}, [group.device])
+        step = group.newest
+        with jax.transfer_guard_host_to_device("allow"):
+            self._state, action = act(group.network, params, self._state, step.frame, step.first)
+        return action
+
+    def send(self, action: jax.Array) -> None:
+        """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
+        with jax.transfer_guard_device_to_host("allow"):
+            actions = np.asarray(action)
+        self.group.pool.send(actions)
+
+    def receive(self, t: int) -> list[FinishedGame]:
+        """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
+        group = self.group
+        start = time.perf_counter()
+        step = group.pool.recv()
+        self.waited_seconds += time.perf_counter() - start
+        group.newest = step
+        reward = step.reward
+        if group.rules.clip_rewards:
+            reward = np.clip(reward, -1.0, 1.0)
+        terminated = step.terminated
+        if group.rules.life_loss_terminal:
+            terminated = terminated | step.life_lost
+        counts = ~step.first  # an auto-reset step does not
+        outcome = self.outcome
+        outcome.reward[t] = reward
+        outcome.terminated[t] = terminated
+        outcome.truncated[t] = step.truncated
+        outcome.weight[t] = counts
+        self.env_steps += int(np.sum(counts))
+        return [game._replace(env=group.first_env + game.env) for game in group.episodes.count(step, t)]
+
+    def finish(self) -> tuple[ActorState, Outcome]:
+        """Ends the rollout, which is full, and returns it. The group keeps what the next one starts from."""
+        state = self._state
+        del self._state  # its memory is free once `finish_rollout` has made a `Rollout` of it
+        self.group.past = past_of(state)
+        return state, jax.device_put(self.outcome, self.group.device)
+
+
+class Outcome(NamedTuple):
+    """What the emulators answer in each step of a rollout: NumPy, [T, B]. See `Rollout`."""
+
+    reward: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
+    weight: np.ndarray
+
+
+# --- The policy, on the device -----------------------------------------------------------------------------------
+
+
+class Past(NamedTuple):
+    """What a rollout starts from: what the policy saw and remembers before step 0."""
+
+    frames: jax.Array  # uint8 [3, B, *frame]: the newest frames of the three steps before, the oldest first
+    age: jax.Array  # int32 [B]: age of the last of them
+    carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
+
+
+def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> Past:
+    """What the first rollout starts from: black frames, which no stack shows, since its games start there.
+
+    Args:
+        frame_shape: `FrameLayout.shape` of the network.
+        carry: `Network.initial_carry` of the environments.
+    """
+    frames = jnp.zeros((STACK - 1, num_envs, *frame_shape), jnp.uint8)
+    return Past(frames, jnp.zeros(num_envs, jnp.int32), carry)
+
+
+class ActorState(NamedTuple):
+    """The part of a rollout of T steps that `act` fills. Of step T only the frame, age and value are used."""
+
+    step: jax.Array  # int32 []: the step that comes next
+    key: jax.Array
+    env_index: jax.Array  # int32 [B]: the environments' numbers in the session
+    last_age: jax.Array  # int32 [B]: age of the step before
+    frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
+    age: jax.Array  # int32 [T + 1, B]
+    action: jax.Array  # int32 [T + 1, B]
+    log_prob: jax.Array  # float32 [T + 1, B]
+    value: jax.Array  # float32 [T + 1, B]
+    # The memory of a recurrent network, [B, ...]; empty for others.
+    carry_at_start: Any = ()  # before step 0: the learner starts from it
+    carry_before: Any = ()  # before the newest step: after step T, the next rollout starts from it
+    carry: Any = ()  # after the newest step
+
+
+@partial(jax.jit, static_argnames="rollout_length")
+def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_length: int) -> ActorState:
+    """A rollout before its step 0.
+
+    Args:
+        key: the source of its actions.
+        env_index: int32 [B], the environments' numbers in the session.
+    """
+    # `act` donates the state, so no array of it may be an input of this function, or occur twice.
+    last_age, env_index, key = jax.tree.map(jnp.copy, (past.age, env_index, key))
+    at_start, before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(3))
+    per_step = (rollout_length + 1, len(past.age))
+    frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
+    return ActorState(
+        step=jnp.zeros((), jnp.int32),
+        key=key,
+        env_index=env_index,
+        last_age=last_age,
+        frames=frames.at[: STACK - 1].set(past.frames),
+        age=jnp.zeros(per_step, jnp.int32),
+        action=jnp.zeros(per_step, jnp.int32),
+        log_prob=jnp.zeros(per_step, jnp.float32),
+        value=jnp.zeros(per_step, jnp.float32),
+        carry_at_start=at_start,
+        carry_before=before,
+        carry=carry,
+    )
+
+
+@partial(jax.jit, static_argnames="network", donate_argnames="state")
+def act(
+    network: Network, params: Any, state: ActorState, frame: jax.Array, first: jax.Array
+) -> tuple[ActorState, jax.Array]:
+    """One step of the policy: stores the newest frames and samples an action for each environment.
+
+    Args:
+        params: what `network.acting_params` returned.
+        state: it is consumed.
+        frame: uint8 [B, 84, 84].
+        first: bool [B], true where the frame starts a game.
+
+    Returns:
+        The state with this step filled in, and the actions, int32 [B].
+    """
+    t = state.step
+    age = next_age(state.last_age, first)
+    # Not `.at[t].set`, which on a GPU launches kernels of its own to check whether t is in range.
+    write = partial(lax.dynamic_update_index_in_dim, axis=0)
+    frames = write(state.frames, network.layout.arrange(frame), index=t + STACK - 1)
+    window = lax.dynamic_slice_in_dim(frames, t, STACK)
+    stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
+    outputs = network.apply(params, Observation(stacks, first, state.carry))
+    # Each environment draws with a key of its own, whatever group or device it belongs to.
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
+    action, log_prob = sample_action(keys, outputs.logits)
+    state = state._replace(
+        step=t + 1,
+        last_age=age,
+        frames=frames,
+        age=write(state.age, age, index=t),
+        action=write(state.action, action, index=t),
+        log_prob=write(state.log_prob, log_prob, index=t),
+        value=write(state.value, outputs.value, index=t),
+        carry_before=state.carry,
+        carry=outputs.carry,
+    )
+    return state, action
+
+
+@jax.jit
+def past_of(state: ActorState) -> Past:
+    """What the next rollout starts from, after step T of this one."""
+    length = len(state.age) - 1
+    frames = state.frames[length : length + STACK - 1]
+    return Past(frames, state.age[length - 1], state.carry_before)
+
+
+@jax.jit
+def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
+    """The rollout over all groups of a device, from what `GroupRollout.finish` returned for each of them."""
+    parts = [
+        ((state.frames, state.age, state.action, state.log_prob, state.value), outcome)
+        for state, outcome in groups
+    ]
+    on_device, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
+    frames, age, action, log_prob, value = on_device
+    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(state.carry_at_start for state, _ in groups))
+    return Rollout(
+        frames=frames,
+        age=age,
+        action=action[:-1],
+        log_prob=log_prob[:-1],
+        value=value[:-1],
+        bootstrap_value=value[-1],
+        **outcome._asdict(),
+        carry=carry,
     )

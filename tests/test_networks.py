@@ -118,8 +118,8 @@ def test_acting(name):
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
     outputs = jax.jit(network.apply)(params, Observation(stacks, jnp.ones(2, bool), carry))
-    np.testing.assert_allclose(state.steps.value[0], outputs.value, atol=1e-4)
-    np.testing.assert_allclose(state.steps.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
+    np.testing.assert_allclose(state.value[0], outputs.value, atol=1e-4)
+    np.testing.assert_allclose(state.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
 
 
 # --- Against other layers ----------------------------------------------------------------------------------------

@@ -186,7 +186,7 @@ def test_every_step_and_every_environment_draws_for_itself():
     state = begin_rollout(past, jax.random.key(0), jnp.arange(8), 8)
     for _ in range(8):
         state, _ = act(network, params, state, np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool))
-    action = np.asarray(state.steps.action[:8])
+    action = np.asarray(state.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8
 

@@ -247,7 +247,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
     def careless(function):
         return lambda *arguments: (bias + np.ones(6), function(*arguments))[1]
 
-    owner, name = (run.games.groups[0][0], "begin") if place == "groups" else (run.learner, "_update")
+    owner, name = (run.games.groups[0][0], "new_rollout") if place == "groups" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         list(train(run))

@@ -77,9 +77,9 @@ def programs_of(module: nn.Module) -> list[Any]:
         return outputs, gradients_of(numbers)
 
     params = jax.eval_shape(lambda: init_params(module, jax.random.key(0)))
-    (any_number,) = jax.export.symbolic_shape("samples")
+    numbers_of_samples: list[Any] = [*jax.export.symbolic_shape("samples"), 1]
     programs = []
-    for samples in (any_number, 1):
+    for samples in numbers_of_samples:
         observation = jax.eval_shape(partial(empty_observation, module, samples))
         lowered = outputs_and_gradients.lower(params, observation)
         programs.append((lowered.as_text(), lowered.in_tree, lowered.out_tree))
