@@ -172,7 +172,7 @@ def _field_names(trials: Sequence[ScoredTrial]) -> list[str]:
 
 
 def _is_logarithmic(name: str, trials: Sequence[ScoredTrial]) -> bool:
-    """Whether a field was drawn on a logarithmic scale."""
+    """Whether the values of a field were sampled on a logarithmic scale."""
     return any(getattr(trial.distributions.get(name), "log", False) for trial in trials)
 
 

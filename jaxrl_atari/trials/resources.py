@@ -94,5 +94,5 @@ def allot(
         raise UserError(
             f"resources: expected a machine with {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found {there}"
         )
-    equal = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
-    return MachineShare(gpu, resources.cpu or max(equal, 1))
+    equal_share = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
+    return MachineShare(gpu, resources.cpu or max(equal_share, 1))
