@@ -49,12 +49,12 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
 
     faults = []
     if shown.fault == "failed":
-        faults.append(shown.problem)
+        faults.append(shown.why_none)
     if len(gpu_devices) < len(shown.gpus):
-        faults.append(visible().problem or f"JAX has {len(gpu_devices)} of {len(shown.gpus)} GPUs")
+        faults.append(visible().why_none or f"JAX has {len(gpu_devices)} of {len(shown.gpus)} GPUs")
     faults += try_devices([*gpu_devices, jax.devices("cpu")[0]])
     if not shown.gpus and shown.fault == "none":
-        say(f"no GPU: {shown.problem}")
+        say(f"no GPU: {shown.why_none}")
 
     print_choices(gpu_devices)
     if with_memory and not faults:
@@ -62,7 +62,7 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
 
     problems = [*faults]
     if shown.fault == "unused":
-        problems.append(shown.problem)
+        problems.append(shown.why_none)
     for problem in problems:
         say(f"problem: {problem}")
     if not problems:
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exits with status 1 if the driver or a device fails."""
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
-    choose_devices(options.full_config.devices)
+    choose_devices(options.full_config.devices)  # what this machine lacks is an error before anything is printed
     chosen = sources.config is not None or options.full_config != Config()
     if print_report(options.full_config, with_memory=chosen):
         sys.exit(1)

@@ -46,10 +46,10 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     Raises:
         ConfigError: this machine lacks a device, or JAX has already started without it.
     """
-    use = limit_jax(devices, field)
+    chosen = limit_jax(devices, field)
     found = start_gpus()
     cpus = jax.devices("cpu")
-    if use.gpus and not visible().gpus:  # JAX could not start on them, and `start_gpus` has forbidden them
+    if chosen.gpus and not visible().gpus:  # JAX could not start on them, and `start_gpus` has forbidden them
         return place(devices, field)  # `auto` now means the CPU; other options are an error
     here = jax.process_index()
     gpus = {gpu_provider().index(device): device for device in found if device.process_index == here}
@@ -62,18 +62,18 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
         require(index in gpus, field, index, expected, "use a fresh process")
         return gpus[index]
 
-    if use.learner and not devices.distributed:
-        learner = tuple(map(device_of, use.learner))
+    if chosen.learner and not devices.distributed:
+        learner = tuple(map(device_of, chosen.learner))
     else:
-        learner = first_devices(devices, found if use.learner else cpus, "the devices of JAX")
+        learner = first_devices(devices, found if chosen.learner else cpus, "the devices of JAX")
     processes = {device.process_index for device in learner}
     expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
     enough = len(processes) == jax.process_count()
     require(enough, "devices.data_parallel", devices.data_parallel, expected)
     local = tuple(device for device in learner if device.process_index == here)
-    actors = local if devices.actor == "learner" else (device_of(use.actor),) * len(local)
-    evaluator = local[0] if devices.evaluator == "learner" else device_of(use.evaluator)
-    return Placement(learner, actors, evaluator, use.reason)
+    actors = local if devices.actor == "learner" else (device_of(chosen.actor),) * len(local)
+    evaluator = local[0] if devices.evaluator == "learner" else device_of(chosen.evaluator)
+    return Placement(learner, actors, evaluator, chosen.reason)
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:

@@ -40,16 +40,25 @@ from jaxrl_atari.report.evaluations import evaluations, written_at
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_env_steps, checkpoint_path
+from jaxrl_atari.runs.layout import (
+    CONFIG_FILE,
+    DIGESTS_FILE,
+    STOPPED_FILE,
+    TRIAL_FILE,
+    VERIFIED_FILE,
+    checkpoint_path,
+    checkpoint_env_steps,
+)
 
 Checkpoint = Literal["best", "latest"] | int
 
 FILES = (
-    "config.json",
-    "trial.json",
+    CONFIG_FILE,
+    TRIAL_FILE,
+    STOPPED_FILE,
+    VERIFIED_FILE,
     "metrics.csv",
     "evaluation*",
-    "verified.json",
     "graphs/*",
     "actions/*",
     "code/*",
@@ -193,10 +202,10 @@ def model_card(run: Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    trial = trial_summary(run)
-    game = trial["game"]
-    protocol = trial["protocol"]
-    score = " +/- ".join(f"{trial[name]:.2f}" for name in ("score", "score_std") if trial[name] is not None)
+    summary = trial_summary(run)
+    game = summary["game"]
+    protocol = summary["protocol"]
+    score = " +/- ".join(f"{summary[name]:.2f}" for name in ("score", "score_std") if summary[name] is not None)
     named = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}
     is_atari = run.config.env.atari_game is not None
     environment = named.get(protocol, f"{game} ({protocol})")
@@ -214,7 +223,7 @@ def model_card(run: Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict
         eval_results=[result] if score else None,
     )
     card = ModelCard.from_template(
-        metadata, template_path=CARD, run=run, summary=trial, score=score, text=text, evaluations=evaluations,
+        metadata, template_path=CARD, run=run, summary=summary, score=score, text=text, evaluations=evaluations,
         is_atari=is_atari, repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
     )  # fmt: skip
     return str(card)

@@ -25,7 +25,7 @@ ACTIONS = 18
 class UpdateMemory(NamedTuple):
     """Bytes on a learner device that also acts."""
 
-    held: int  # parameters, optimizer state, and the rollout that is learned from
+    held: int  # parameters, optimiser state, and the rollout that is learned from
     next_rollout: int  # frames of the rollout that is filled at the same time
     working: int  # gradients and activations
 

@@ -140,8 +140,11 @@ def test_the_sides_of_a_comparison():
     assert [config.overlap for config in configs("overlap=none,update")] == ["none", "update"]
     assert [config.log.graphs for config in configs("log.graphs=true,false")] == [True, False]
     assert [config.devices.evaluator for config in configs("devices.evaluator=false,1")] == [False, 1]
-    # A missing GPU is reported at once.
-    assert [config.devices.gpu for config in configs("cpu,gpu")] == [True, False]
+    if gpus.visible().gpus:
+        assert [config.devices.gpu for config in configs("cpu,gpu")] == [False, True]  # the ratio is GPU / CPU
+    else:  # an error before anything is measured
+        with pytest.raises(UserError, match=r"devices\.gpu = True: expected a visible GPU"):
+            configs("cpu,gpu")
 
 
 # --- The command -------------------------------------------------------------------------------------------------
@@ -257,7 +260,7 @@ def test_a_side_that_fails_is_an_error(capsys):
 @pytest.mark.gpu
 def test_on_a_gpu(capsys):
     if not gpus.visible().gpus:
-        pytest.skip(f"no GPU here: {gpus.visible().problem}")
+        pytest.skip(f"no GPU here: {gpus.visible().why_none}")
     benchmark.main(["--repeats", "1", "--seconds", "2", "--parts", "end_to_end,env", "--devices.gpu", "true"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["hardware"]["gpus"]

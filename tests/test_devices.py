@@ -141,7 +141,7 @@ def test_devices_of_a_session(simulate):
 @pytest.mark.gpu
 def test_gpu_option_on_a_real_gpu():
     if not visible().gpus:
-        pytest.skip(f"no GPU: {visible().problem}")
+        pytest.skip(f"no GPU: {visible().why_none}")
     result = python("-c", PICK, "auto", "true", "0", "99", **SHOWN)
     first = [line.split("|")[0] for line in result.stdout.splitlines()]
     assert first == ["gpu", "gpu", "gpu", "ConfigError"], result.stdout + result.stderr
@@ -159,7 +159,7 @@ print(any(name.startswith("/dev/nvidia") for name in opened))
 @pytest.mark.gpu
 def test_gpu_false_does_not_touch_a_real_gpu():
     if not visible().gpus:
-        pytest.skip(f"no GPU: {visible().problem}")
+        pytest.skip(f"no GPU: {visible().why_none}")
     assert python("-c", FALSE, **SHOWN).stdout.split() == ["cpu", "cpu", "False"]
 
 
@@ -256,7 +256,7 @@ def test_equal_shares_leave_room_for_contexts_and_handles():
 @pytest.mark.gpu
 def test_memory_fraction_on_a_real_gpu():
     if not visible().gpus:
-        pytest.skip(f"no GPU: {visible().problem}")
+        pytest.skip(f"no GPU: {visible().why_none}")
     code = (
         "from jaxrl_atari.devices import *; from jaxrl_atari.hardware.gpus import visible;"
         "device = place(DevicesConfig(gpu=0, memory_fraction=0.25)).home;"

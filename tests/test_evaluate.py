@@ -314,6 +314,9 @@ def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
     assert scores == expected.returns.tolist()
     with pytest.raises(ResetNeeded, match="the game is over"):
         env.step(0)
+    env.close()
+    observation, _ = env.reset()
+    assert env.observation_space.contains(observation)
 
 
 def test_sampled_actions_score_what_an_evaluation_does(policy):

@@ -24,7 +24,9 @@ from jaxrl_atari.evaluate.play import play as evaluated
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export import play
-from jaxrl_atari.export.__main__ import main, run_jax, run_onnx, start_of_game
+from jaxrl_atari.export.__main__ import main
+from jaxrl_atari.export.programs import run_jax, run_onnx
+from jaxrl_atari.export.readme import start_of_game
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, apply_module, init_params, initial_carry, make_module

@@ -229,7 +229,7 @@ def used_gib():
 
 def needs_gpus(count):
     if len(visible().gpus) < count:
-        pytest.skip(f"needs {count} GPUs; {visible().problem or f'there are {len(visible().gpus)}'}")
+        pytest.skip(f"needs {count} GPUs; {visible().why_none or f'there are {len(visible().gpus)}'}")
 
 
 @contextlib.contextmanager

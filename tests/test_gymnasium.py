@@ -158,20 +158,12 @@ def test_a_time_limit_truncates():
 
 
 def test_seeds():
-    """Environment i plays from its own seed, in whatever pool; a game can be started anew."""
+    """Environment i plays from its own seed, in whatever pool."""
     frames = [play(pool_of(2, seed=seed), np.zeros((9, 2), int)).frame for seed in (3, 3, 4)]
     np.testing.assert_array_equal(frames[0], frames[1])
     assert (frames[0] != frames[2]).any()
     part = make_pool("gymnasium", CLOCK, 1, seed=3, first_env=1, rules=GYMNASIUM_RULES)
     np.testing.assert_array_equal(play(part, np.zeros((9, 1), int)).frame[:, 0], frames[0][:, 1])
-    pool = pool_of(2)
-    first = pool.reset()
-    step = pool.step(np.array([1, 1]))
-    again = pool.start_games(step, np.array([False, True]), np.array([17]))
-    assert again.first.tolist() == [False, True]
-    np.testing.assert_array_equal(again.frame[0], step.frame[0])
-    assert int(again.frame[1, 0, 0]) == int(np.random.default_rng(17).integers(100))
-    assert first.frame.base is not again.frame
 
 
 @pytest.mark.long

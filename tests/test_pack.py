@@ -16,11 +16,13 @@ from jaxrl_atari.evaluate.__main__ import main as evaluate
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.report.__main__ import main as report
+from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import run_session
 from jaxrl_atari.train import main as train
+from jaxrl_atari.trials.trial import run_training
 
 BFLOAT16 = NetworkConfig(compute_dtype="bfloat16", conv="matmul")
 CONFIG = change(TINY, total_env_steps=256, network=BFLOAT16)
@@ -70,6 +72,15 @@ def test_a_packed_run_plays_verifies_and_reports_as_its_original(run_dir, tmp_pa
     assert (packed / "session_0" / f"evaluation_{step}.json").is_file()
     with pytest.raises(UserError, match="exists already"):
         pack(run_dir, packed)
+
+
+def test_a_packed_run_that_a_rule_stopped_is_complete(tmp_path):
+    config = change(TINY, total_env_steps=256, log={"checkpoint_every_env_steps": 32, "graphs": False})
+    original = run_training(config, tmp_path / "run", stop=lambda row: row["env_steps"] >= 96)
+    assert original.summary["complete"]
+    assert original.summary["stopped"]
+    pack(tmp_path / "run", packed := tmp_path / "packed", "--checkpoint", "64")
+    assert trial_summary(read_run(packed)) == original.summary
 
 
 def test_a_packed_run_is_not_resumed_and_keeps_its_files(run_dir, tmp_path):

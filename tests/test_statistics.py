@@ -93,11 +93,11 @@ def test_where_an_interval_cannot_hold_there_is_none_and_the_reason():
     assert estimate(STATISTICS["iqm"], six).interval is not None
     ahead = probability_of_improvement({"A": [3.0, 4.0]}, {"A": [1.0, 2.0]})
     assert ahead.interval is None
-    assert ahead.why_none == "the sessions show no spread"
+    assert ahead.why_none == "resampling the sessions does not change it"
 
 
 def test_sessions_without_spread_have_no_interval_of_width_zero():
-    none = (None, "the sessions show no spread")
+    none = (None, "resampling the sessions does not change it")
     one, other = {"A": [10.0, 11.0], "B": [0.0, 1.0]}, {"A": [0.0, 1.0], "B": [10.0, 11.0]}
     assert probability_of_improvement(one, other) == (0.5, *none)  # each wins a game by far
     equal = {"A": [0.1, 0.1, 0.1], "B": [0.3, 0.3, 0.3]}
@@ -140,7 +140,10 @@ def test_aggregate_over_games_by_a_stratified_bootstrap():
     assert (summary["games"], summary["median"]) == (3, 5)
     assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
     # B's sessions are equal and between A's and C's: resampling within games cannot change the median.
-    assert (summary["median_interval"], summary["median_why_none"]) == (None, "the sessions show no spread")
+    assert (summary["median_interval"], summary["median_why_none"]) == (
+        None,
+        "resampling the sessions does not change it",
+    )
     low, high = summary["iqm_interval"]
     assert low < summary["iqm"] < high
     assert summary == aggregate(SCORES)

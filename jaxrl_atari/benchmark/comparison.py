@@ -6,6 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from jaxrl_atari.benchmark.measure import spread
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config, config_source
 from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.output import say
 
 Sides = dict[str, Callable[[], dict[str, Any]]]
@@ -51,7 +53,8 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
         UserError: the text has another form, or the config has no such field or value.
     """
     if text == "cpu,gpu":
-        text = "devices.gpu=true,false"  # true comes first, so that a missing GPU is reported at once
+        choose_devices(replace(config.devices, gpu=True))  # a missing GPU is an error before anything is measured
+        text = "devices.gpu=false,true"
     field, _, values = text.partition("=")
     chosen = values.split(",")
     differ = len({*chosen}) == len(chosen) > 1

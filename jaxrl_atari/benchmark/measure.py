@@ -211,7 +211,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
                 if math.isfinite(value):
                     figures[name].append(value)
         return {
-            "figures": {name: spread(values) for name, values in figures.items() if values},
+            "figures": {name: spread(values) for name, values in figures.items()},
             "peak_rss_gib": rss / 2**30,
             "start_seconds": seconds_to_start,
             "devices": training.session.device_text(),

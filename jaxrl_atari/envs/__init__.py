@@ -8,10 +8,10 @@ differ between protocols.
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). With the same start and
 actions, both give the same frames and rewards in the games that the tests replay. They differ in three points:
 
-- Start of a game. `ale` presses FIRE and then plays 0 to `noop_max` - 2 no-ops; in a game without FIRE, it plays 0
-  to `noop_max` - 1. `envpool` plays 0 to `noop_max` - 1 no-ops and then presses FIRE; without FIRE, it plays 1 to
-  `noop_max`. The same seed therefore starts different games. Only `envpool` always plays at least one of the two.
-  `gymnasium` presses FIRE and then plays 1 to `noop_max` no-ops.
+- Start of a game. In a game with FIRE, `ale` presses FIRE and then plays 0 to `noop_max` - 2 no-ops, and `envpool`
+  plays 0 to `noop_max` - 1 no-ops and then presses FIRE. In a game without FIRE, `ale` plays 0 to `noop_max` - 1
+  no-ops, and `envpool` 1 to `noop_max`. The same seed therefore starts different games. (`gymnasium` presses FIRE,
+  if there is one, and then plays 1 to `noop_max` no-ops.)
 - Cut-off. In the step that reaches `max_frames`, `ale` leaves out the last emulator frame: the observation is the
   maximum of the third frame and the previous observation. `envpool` takes the last two frames as usual.
 - Screens. In 13 games the screen is not 210 lines high, and `envpool` uses only its upper 210 lines: Adventure,

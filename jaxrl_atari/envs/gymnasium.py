@@ -245,14 +245,8 @@ class GymnasiumPool(EnvPool):
             self.steps_per_second = int(envs.metadata.get("render_fps") or STEPS_PER_SECOND)
 
     def _reset(self) -> RawStep:
-        frame, info = self._envs.reset(seed=self._seeds)
-        return self._start(frame, info)
-
-    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
-        all_seeds = np.zeros(self.num_envs, np.int64)
-        all_seeds[envs] = seeds
-        frame, info = self._envs.reset(seed=all_seeds.tolist(), options={"reset_mask": envs})
-        return self._start(frame, info)
+        self._frame, info = self._envs.reset(seed=self._seeds)
+        return RawStep.start(self._frame, self._lives(info))
 
     def _send(self, actions: np.ndarray) -> None:
         self._actions = actions + self._first_action
@@ -263,10 +257,6 @@ class GymnasiumPool(EnvPool):
         if isinstance(self._envs, AsyncVectorEnv):
             return self._raw(*self._envs.step_wait())
         return self._raw(*self._envs.step(self._actions))
-
-    def _start(self, frame: np.ndarray, info: dict[str, Any]) -> RawStep:
-        self._frame = frame
-        return RawStep.start(frame, self._lives(info))
 
     def _raw(
         self,

@@ -144,7 +144,7 @@ class EnvPool:
 
     def reset(self) -> EnvStep:
         """Starts the first game in every environment."""
-        return self._mark(self._reset())
+        return self._env_step(self._reset())
 
     def send(self, actions: np.ndarray) -> None:
         """Starts a step with `actions`, int [n], and returns at once; `recv` waits for it."""
@@ -158,7 +158,7 @@ class EnvPool:
 
     def recv(self) -> EnvStep:
         """Waits for the step that `send` started."""
-        step = self._mark(self._recv())
+        step = self._env_step(self._recv())
         if self.record is None:
             return step
         due = self.record.anchors_due(step.first)
@@ -187,7 +187,7 @@ class EnvPool:
         self.send(actions)
         return self.recv()
 
-    def _mark(self, raw: RawStep) -> EnvStep:
+    def _env_step(self, raw: RawStep) -> EnvStep:
         first = self._ended
         terminated = raw.game_over & ~first
         truncated = raw.cut_off & ~raw.game_over & ~first

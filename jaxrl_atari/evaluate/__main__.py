@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not os.access(policies[0].session_dir, os.W_OK):
         if options.video:
             raise UserError(f"--video: {run_dir} cannot be written to; leave it out, or copy the run elsewhere")
-        say(f"note: {run_dir} cannot be written to: the results are shown, but not saved")
+        say(f"note: {run_dir} cannot be written to: results are shown, not saved, and the exit status is 2")
     files = ResultFiles()
     results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
     if every_session:

@@ -60,6 +60,7 @@ class Evaluator:
 
     def start(self, params: Any, env_steps: int) -> None:
         """Starts an evaluation of a copy of `params`. No other evaluation may be running."""
+        assert self._running is None
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
         policy = Policy(
             self._config, self._network, snapshot, self._device, self._dir, env_steps, self._num_actions

@@ -32,8 +32,8 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One environment of a run; see `make_env`.
 
     `reset(seed=s)` starts the first game of environment 0 in an evaluation with that seed. After the end of a
-    game, `reset()` starts the next game of that evaluation. In the middle of a game, it starts one with a random
-    seed.
+    game, `reset()` starts the next game of that evaluation. At first, and in the middle of a game, it starts one
+    with a random seed.
     """
 
     # A class attribute, as Gymnasium declares it; each instance has its own frames per second.
@@ -70,7 +70,7 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
         """
         pool = None if seed is None else self._make_pool(seed)  # it checks the seed, before anything changes
         super().reset(seed=seed)
-        if pool is None and self._over:
+        if pool is None and self._over and not self._closed:
             step = self._pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
         else:
             pool = pool or self._make_pool(int(self.np_random.integers(2**31)))
@@ -90,9 +90,9 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
             dictionary with the `lives`.
 
         Raises:
-            gymnasium.error.ResetNeeded: before the first `reset`, or after the end of a game.
+            gymnasium.error.ResetNeeded: before the first `reset`, after the end of a game, or after `close`.
         """
-        if self._over or not self._frames:
+        if self._over or self._closed or not self._frames:
             raise gymnasium.error.ResetNeeded("step: the game is over, or has not begun; call reset first")
         step = self._pool.step(np.array([action]))
         self._frames.append(step.frame[0])

@@ -127,7 +127,8 @@ class Policy:
         """Like `step`, but returns all outputs of the network (logits, value, memory) with the actions."""
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (FRAME_SIZE, FRAME_SIZE, STACK):
             raise ValueError(
-                f"frames: expected uint8 [n, 84, 84, 4] or [84, 84, 4], got {frames.dtype} {list(frames.shape)}"
+                f"frames: expected uint8 [n, 84, 84, 4], got {frames.dtype} {list(frames.shape)}; only Policy.act"
+                " takes a single stack, [84, 84, 4]"
             )
         if key is None:
             if not greedy:

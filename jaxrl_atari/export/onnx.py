@@ -1,6 +1,6 @@
 """The ONNX graph of a network, made of the layers that `play.py` calls.
 
-The graph is made with `onnx.helper`. The maintained converter, jax2onnx 0.17, needs an orbax-checkpoint before
+The graph is made with `onnx.helper`. The maintained converter, jax2onnx 0.17, needs an orbax-checkpoint older than
 0.11.37, which cannot read this package's checkpoints.
 """
 
@@ -10,8 +10,8 @@ import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
 
 OPSET = 17
-IR_VERSION = 9
-"""`OPSET` and `IR_VERSION` are versions that onnxruntime has read since 1.14 (2023)."""
+IR_VERSION = 8
+"""The versions of onnx 1.12 (2022). The graph needs no newer ones, which would shut out older runtimes."""
 
 Tensor = str
 """The name of a value in the graph."""

@@ -8,7 +8,7 @@
 | memory | the share of a GPU's memory that JAX reserves |
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
-| runtime | settings of JAX and XLA that change numbers |
+| runtime | settings of JAX and XLA that change numbers, and the time spent compiling |
 | tuning | memory, emulator threads and the cache of compiled programs of a process |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.

@@ -43,7 +43,7 @@ def choose_gpu(option: GpuOption | Literal["learner"], shown: Visible, field: st
     if option is False or option == "learner" or (option == "auto" and not models):
         return None
     index = 0 if option == "auto" or option is True else option
-    seen = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {shown.problem}"
+    seen = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {shown.why_none}"
     hint = "use auto or false to run on the CPU"
     require(index < len(models), field, option, f"a visible GPU (visible: {seen})", hint)
     return index
@@ -68,7 +68,7 @@ class DeviceChoice(NamedTuple):
     """The GPUs that a config asks for, as indices into the visible GPUs of this process."""
 
     gpus: tuple[Gpu, ...]  # the visible GPUs; empty with `devices.gpu = false`, where NVML is not asked
-    problem: str  # why `gpus` is empty
+    why_none: str  # why `gpus` is empty
     learner: tuple[int, ...]  # empty if the CPU learns
     actor: int | None  # None means the CPU, or the learner's device
     evaluator: int | None  # as `actor`
@@ -86,7 +86,7 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     """
     why = f"{field} = {str(devices.gpu).lower()}"
     shown = Visible((), why) if devices.gpu is False else visible()
-    problem = shown.problem
+    why_none = shown.why_none
     all_indices = range(len(shown.gpus))
     first = choose_gpu(devices.gpu, shown, field)
     actor = choose_gpu(devices.actor, shown, "devices.actor")
@@ -98,11 +98,11 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     elif first is not None:
         learner = first_devices(devices, all_indices[first:], f"the GPUs from {first} on")
     else:
-        first_devices(devices, range(_num_cpu_devices()), f"the CPU devices of JAX ({problem})")
+        first_devices(devices, range(_num_cpu_devices()), f"the CPU devices of JAX ({why_none})")
         learner = ()
     if devices.gpu == "auto" and not learner:
-        why += f", and there is no GPU: {problem}"
-    return DeviceChoice(shown.gpus, problem, learner, actor, evaluator, why)
+        why += f", and there is no GPU: {why_none}"
+    return DeviceChoice(shown.gpus, why_none, learner, actor, evaluator, why)
 
 
 def _num_cpu_devices() -> int:
@@ -137,16 +137,16 @@ def session_gpus(devices: DevicesConfig, position: int) -> tuple[tuple[int, ...]
     Raises:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
-    use = choose_devices(devices)
-    all_indices = tuple(range(len(use.gpus)))
+    chosen = choose_devices(devices)
+    all_indices = tuple(range(len(chosen.gpus)))
     offset = os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
     names_others = [option for option in (devices.actor, devices.evaluator) if gpu_index(option) is not None]
-    if use.learner and (devices.distributed or names_others):
-        return all_indices, f"{use.reason}; the session sees all GPUs"
-    if not use.learner or gpu_index(devices.gpu) is not None:
-        return use.learner, use.reason
-    block = rotate(position, len(all_indices), len(use.learner), int(offset))
+    if chosen.learner and (devices.distributed or names_others):
+        return all_indices, f"{chosen.reason}; the session sees all GPUs"
+    if not chosen.learner or gpu_index(devices.gpu) is not None:
+        return chosen.learner, chosen.reason
+    block = rotate(position, len(all_indices), len(chosen.learner), int(offset))
     return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"
 
 
@@ -162,15 +162,17 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     Raises:
         ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings.
     """
-    use = choose_devices(devices, field)
+    chosen = choose_devices(devices, field)
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()
-    if use.gpus:
-        gpu_provider().limit({index for index in (*use.learner, use.actor, use.evaluator) if index is not None})
+    if chosen.gpus:
+        gpu_provider().limit(
+            {index for index in (*chosen.learner, chosen.actor, chosen.evaluator) if index is not None}
+        )
     else:
-        forbid_gpu(use.problem)
-    return use
+        forbid_gpu(chosen.why_none)
+    return chosen
 
 
 def start_gpus() -> list[jax.Device]:

@@ -33,7 +33,7 @@ class Visible(NamedTuple):
     """The GPUs that this process may use, in the order of their indices."""
 
     gpus: tuple[Gpu, ...]
-    problem: str = ""
+    why_none: str = ""
     """Why `gpus` is empty."""
     fault: Literal["none", "unused", "failed"] = "none"
     """`failed`: a driver or a device failed; `unused`: the software for the GPUs is not installed."""

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.aggregates import (
     aggregate_rows,
@@ -47,9 +48,8 @@ def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
     scores = {name: normalised({game: games[game] for game in shared}, protocol) for name, games in raw.items()}
     described = {name: aggregates(kinds) for name, kinds in scores.items()}
     if not described[first]:
-        raise UserError(
-            f"{where}: no game that is complete in every suite has a score to compare with; wait for one"
-        )
+        waiting = "no game that is complete in every suite has a score to compare with; wait for one"
+        raise UserError(f"{where}: {comparison_note(protocol) or waiting}")
     values: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
     lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
     lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]

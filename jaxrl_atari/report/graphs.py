@@ -294,17 +294,17 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> l
     without_game = []
     lines = itertools.cycle(itertools.product(("-", "--", "-.", ":"), COLOURS))
     for (name, run), (style, colour) in zip(trials, lines, strict=False):
-        trial = trial_summary(run)
-        if trial["score"] is None:
+        summary = trial_summary(run)
+        if summary["score"] is None:
             without_game.append(name)
             continue
         tables = [*run.members.tables.values()]
         if len(trials) == 1:
             _draw_mean(axes, tables, "return_mean", x, color=COLOURS[4], linewidth=1.2, label=RETURN_MEAN)
-        label = f"{name}: {sessions_text(trial)}, score {score_text(trial['score'])}"
-        if trial["score_std"] is not None:
-            label += f" ± {score_text(trial['score_std'])}"
-        left_out = left_out_text(trial)
+        label = f"{name}: {sessions_text(summary)}, score {score_text(summary['score'])}"
+        if summary["score_std"] is not None:
+            label += f" ± {score_text(summary['score_std'])}"
+        left_out = left_out_text(summary)
         if left_out:
             label += f"\n{left_out}"
         _draw_mean(axes, tables, "return_ma", x, linewidth=2.2, color=colour, linestyle=style, label=label)

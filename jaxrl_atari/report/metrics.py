@@ -45,7 +45,8 @@ SESSION_METRICS = {
     "gpu_memory_gib": "GPU memory, GiB",
     "rss_gib": "RSS, GiB",
 }
-"""Figure -> title in tables. Except `consistency`, a trial's figure is the mean over its sessions."""
+"""Metric -> title in tables. A trial has the mean of each metric over its sessions. `consistency` is its own: no
+session has it."""
 
 TABLE_SCALES = {"sample_efficiency": 1e6, "training_efficiency": 1e6}
 """Figure -> factor by which tables multiply it. The others are shown as they are."""

@@ -180,7 +180,7 @@ def _read_game_page(video: Path) -> GamePage | None:
 
 
 def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
-    """Draws outdated graphs, writes the reports of the runs, and returns the values of suite.html."""
+    """Draws graphs, writes the reports of the runs, and returns the values of suite.html."""
     suite = read_suite(suite_dir)
     links = _write_runs(suite_dir, suite.runs)
     directory = suite_dir / GRAPHS_FOLDER

@@ -164,7 +164,7 @@ def estimate(statistic: Statistic, *suites: Scores) -> Estimate:
     spread = np.sqrt(np.mean((found - value) ** 2))
     parts = statistic.parts(*resampled)
     if spread <= ROUNDING * np.abs(found).max() or not np.ptp(parts, axis=-1).any():
-        return Estimate(value, None, "the sessions show no spread")
+        return Estimate(value, None, "resampling the sessions does not change it")
     if statistic.exact is not None and abs(statistic.exact(*games) - value) > spread:
         count = sum(scores.size for scores in games[0])
         cut = count // 4

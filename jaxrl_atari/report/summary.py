@@ -150,10 +150,10 @@ def trial_summary(run: Run) -> dict[str, Any]:
     """
     config = run.config
     game = run.game
-    trial = run.members
+    members = run.members
     sessions: list[dict[str, Any]] = [
         {"session": path.name, "seed": config.seed + session_number(path), **session_metrics(table, game)}
-        for path, table in trial.tables.items()
+        for path, table in members.tables.items()
     ]
     known = {name: [each[name] for each in sessions if each[name] is not None] for name in SESSION_METRICS}
     means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
@@ -161,7 +161,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
     score = means["final_return_ma"]
     scores = known["final_return_ma"]
     if len(known["strength"]) == len(sessions) > 1:
-        _, returns = align_sessions(list(trial.tables.values()), "return_mean")
+        _, returns = align_sessions(list(members.tables.values()), "return_mean")
         shared = returns[:, np.isfinite(returns).all(axis=0)]
         means["consistency"] = known_float(consistency(shared - random_score(game)))
     return {
@@ -177,7 +177,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "planned_env_steps": config.total_env_steps,
         "complete": run.is_complete(),
         "stopped": run.stopped,
-        "common_env_steps": trial.env_steps,
+        "common_env_steps": members.env_steps,
         "score": score,
         "session_scores": scores,
         "score_std": stds["final_return_ma"],
@@ -188,5 +188,5 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "mean": means,
         "std": stds,
         "sessions": sessions,
-        "left_out": [{"session": path.name, "reason": why} for path, why in trial.left_out.items()],
+        "left_out": [{"session": path.name, "reason": why} for path, why in members.left_out.items()],
     }

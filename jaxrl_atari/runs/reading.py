@@ -102,11 +102,14 @@ def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
         return None
     try:
         ended = read_json(path)
+        env_steps = ended["env_steps"]
         latest = max(checkpoint_env_steps(session_dir), default=0)
-        is_current = ended["env_steps"] == latest and ended["total_env_steps"] == config.total_env_steps
+        # A published copy may hold another checkpoint than the last. It is not resumed.
+        has_last = env_steps == latest or bool(latest_meta(session_dir).get("parameters_only"))
+        is_current = has_last and ended["total_env_steps"] == config.total_env_steps
     except (ValueError, KeyError):
         return None
-    return {"env_steps": latest, "reason": str(ended.get("reason", ""))} if is_current else None
+    return {"env_steps": env_steps, "reason": str(ended.get("reason", ""))} if is_current else None
 
 
 def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
