@@ -46,8 +46,8 @@ from jaxrl_atari.runs.layout import (
     STOPPED_FILE,
     TRIAL_FILE,
     VERIFIED_FILE,
-    checkpoint_path,
     checkpoint_env_steps,
+    checkpoint_path,
 )
 
 Checkpoint = Literal["best", "latest"] | int

@@ -221,9 +221,7 @@ def test_a_policy_pickles(policy):
 
 @pytest.mark.parametrize("shape", [(1, 84, 84, 1), (1, 84, 84, 6), (1, 4, 84, 84), (84, 84), (1, 1, 84, 84, 4)])
 def test_other_frames_are_refused(policy, shape):
-    with pytest.raises(
-        ValueError, match=re.escape(f"expected uint8 [n, 84, 84, 4], got uint8 {list(shape)}")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"expected uint8 [n, 84, 84, 4], got uint8 {list(shape)}")):
         policy.act(np.zeros(shape, np.uint8), jax.random.key(0))
     with pytest.raises(ValueError, match="got float32"):
         policy.act(np.zeros((1, 84, 84, 4), np.float32), jax.random.key(0))
