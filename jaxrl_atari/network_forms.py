@@ -12,8 +12,8 @@ forms, with the same parameters and in the same arithmetic. `network.conv` choos
 - **With gradients for CPUs** (`matmul`; where only CPUs learn and act): its module with `for_cpu`, which makes the
   gradients of `layers.Conv` fast on a CPU.
 - **By hand** (`nature`, in the same cases): `fast/cpu_conv.py`, as long as `networks.py` says what was written
-  out. Their programs are compared (`fast/programs.py`): an edit of what the network computes is always what is
-  computed, and `Network.advice` says what it costs.
+  out. Their programs are compared (`fast/programs.py`). After an edit the module is computed instead, and
+  `Network.advice` says what that costs.
 """
 
 from functools import cache, partial

@@ -7,9 +7,10 @@ Shipped entries are texts, `module:attribute`, and not objects: their modules im
 checks names, imports no JAX.
 """
 
+import inspect
 import logging
 import re
-import sys
+import traceback
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -78,13 +79,8 @@ class Registry:
 def _calling_file() -> str:
     """The absolute path of the file outside this package whose code called it; this file where there is none."""
     package = Path(__file__).parent
-    frame = sys._getframe(1)
-    while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if not file.is_relative_to(package):
-            return str(file.absolute())
-        frame = frame.f_back
-    return __file__
+    files = (Path(frame.f_code.co_filename) for frame, _ in traceback.walk_stack(inspect.currentframe()))
+    return next((str(file.absolute()) for file in files if not file.is_relative_to(package)), __file__)
 
 
 NETWORKS = Registry(
