@@ -24,8 +24,7 @@ from jaxrl_atari.output import say, write
 def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits with status 0, or with 1 or 2 after an error that the user can correct.
 
-    - An exception that `correctable` recognises is printed in one line. Any other is a bug and keeps its
-      traceback.
+    - An exception that `correctable` recognises is printed in one line. Any other keeps its traceback: a bug.
     - Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 raise `KeyboardInterrupt` in `main`. Its message is printed, and the
       status is 130. A second signal ends the process at once.
     """

@@ -4,7 +4,7 @@ The modules, in the order in which a reader needs them:
 
 layout.py        the names of files and folders
 files.py         atomic writes, JSON files, and the lock on a directory
-run_dir.py       makes, locks and removes run directories
+run_dir.py       makes, locks and removes run directories, and keeps the user's code in them
 description.py   config.json, from which a run can be repeated
 progress.py      counters of a session, the returns of its games, and the score
 columns.py       the columns of a log point
@@ -14,7 +14,7 @@ csv_writer.py    writes metrics.csv and evaluations.csv
 tracking.py      writes TensorBoard's events, and logs to Weights & Biases
 logs.py          opens these writers, and cuts their files back to the checkpoint at a resume
 tables.py        parses the CSV files
-reading.py       what a session has logged, as arrays
+reading.py       what a session has written: log points as arrays, the latest meta, an early end
 checkpoints.py   saves and restores checkpoints
 arrays.py        arrays in orbax's files, and their digests
 digests.py       the digests of all checkpoints, for `verify --retrain`

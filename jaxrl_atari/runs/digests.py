@@ -68,6 +68,6 @@ def _to_dict(written: WrittenCheckpoint) -> dict[str, Any]:
 
 
 def _from_dict(values: dict[str, Any]) -> WrittenCheckpoint:
-    """The inverse of `_to_dict`. Raises `KeyError` or `TypeError` for a line that is no such dict."""
+    """The inverse of `_to_dict`. Raises `KeyError`, `TypeError` or `AttributeError` for other JSON values."""
     others = {name: value for name, value in values.items() if name != "environment"}
     return WrittenCheckpoint(provenance=values["environment"], **others)

@@ -1,4 +1,4 @@
-"""What the sessions of a run have written, as numbers: log points, evaluations, the latest meta, an early end."""
+"""What the sessions of a run have written: log points and evaluations as arrays, the latest meta, an early end."""
 
 import logging
 from collections.abc import Mapping
@@ -43,8 +43,8 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells, and cells that are no number, are NaN. A warning names unreadable lines.
 
     Raises:
-        DamagedMetrics: the file has no readable row, although it has content, or had rows at the session's latest
-            checkpoint.
+        DamagedMetrics: the file has no readable row, although it has content, or had rows at the
+            latest checkpoint.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
