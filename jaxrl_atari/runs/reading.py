@@ -43,8 +43,7 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells, and cells that are no number, are NaN. A warning names unreadable lines.
 
     Raises:
-        DamagedMetrics: the file has no readable row, although it has content, or had rows at the
-            latest checkpoint.
+        DamagedMetrics: the file has content, or had rows at the latest checkpoint, and no row can be read.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
