@@ -15,7 +15,6 @@ by half of the standard deviation, in each game. The true value is that of 2,000
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import tyro
@@ -28,12 +27,12 @@ from jaxrl_atari.report.statistics import (
     Statistic,
     bootstrap_interval,
     estimate,
-    share_above,
+    share_statistic,
 )
 
 TRUE_SESSIONS = 2000
 
-PROFILE_POINT = Statistic("profile at τ = 1", partial(share_above, threshold=1.0), 0, 1)
+PROFILE_POINT = share_statistic(1.0)._replace(title="profile at τ = 1")
 
 MEASURED: dict[str, tuple[Statistic, tuple[float, ...]]] = {
     **{statistic.title: (statistic, (0.0,)) for statistic in STATISTICS.values()},

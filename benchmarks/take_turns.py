@@ -20,26 +20,24 @@ import time
 from pathlib import Path
 
 WARM_UP = 4  # iterations of each training before the first turn
-STEPS = 16 * 128  # env steps of an iteration of configs/qbert.py: one row of metrics.csv
 
 
 class Training:
     """A training in a process of its own, which can be halted.
 
     Args:
-        where: `[NAME=VALUE ...] CHECKOUT`, environment variables and a checkout of this repository.
+        side: `[NAME=VALUE ...] CHECKOUT`, environment variables and a checkout of this repository.
         run_dir: directory of the run.
-        iterations: length of the training.
         options: further options of `train`.
     """
 
-    def __init__(self, where: str, run_dir: Path, iterations: int, options: list[str]):
-        *variables, checkout = where.split()
+    def __init__(self, side: str, run_dir: Path, options: list[str]):
+        *variables, checkout = side.split()
         root = Path(checkout).resolve()
         environment = os.environ | {"PYTHONPATH": str(root)} | dict(each.split("=", 1) for each in variables)
         command = [sys.executable, "-m", "jaxrl_atari.train", "--config", "configs/qbert.py"]
-        command += ["--total-env-steps", str(iterations * STEPS), "--log.every-env-steps", str(STEPS)]
-        command += ["--log.checkpoint-every-env-steps", str(10**9), "--log.no-graphs", "--run-dir", str(run_dir)]
+        command += ["--total-env-steps", str(10**12), "--log.every-env-steps", "1"]  # a row for each iteration
+        command += ["--log.checkpoint-every-env-steps", str(10**12), "--log.no-graphs", "--run-dir", str(run_dir)]
         self.metrics = run_dir / "session_0" / "metrics.csv"
         self.output = run_dir.with_suffix(".txt")
         with self.output.open("w") as output:
@@ -81,14 +79,13 @@ class Training:
         return time.monotonic() - start, self.cpu_seconds() - cpu
 
 
-def compare(wheres: list[str], blocks: int, updates: int, options: list[str]) -> None:
+def compare(sides: list[str], blocks: int, updates: int, options: list[str]) -> None:
     """Prints the speed of the second training, divided by that of the first, in wall time and in CPU time."""
     trainings: list[Training] = []
-    iterations = WARM_UP + blocks * updates + 2
     with tempfile.TemporaryDirectory() as folder:
         try:
-            for name, where in zip("ab", wheres, strict=True):
-                trainings.append(Training(where, Path(folder) / name, iterations, options))
+            for name, side in zip("ab", sides, strict=True):
+                trainings.append(Training(side, Path(folder) / name, options))
                 trainings[-1].run_until(WARM_UP)
             pairs = []  # the two turns of each pair, each with its wall and CPU seconds
             for number in range(blocks * updates):
@@ -103,7 +100,8 @@ def compare(wheres: list[str], blocks: int, updates: int, options: list[str]) ->
                 ]
                 ratios = [first / second for first, second in totals]
                 each = " ".join(f"{ratio:.3f}" for ratio in ratios)
-                print(f"{name} time: {statistics.median(ratios):.3f} times as fast; blocks: {each}")
+                ratio = statistics.median(ratios)
+                print(f"{sides[1]} is {ratio:.3f} times as fast as {sides[0]} in {name} time; blocks: {each}")
             print("resident memory, MiB:", *(f"{training.resident_mib():.0f}" for training in trainings))
         finally:
             for training in trainings:
@@ -116,12 +114,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    parser.add_argument("wheres", nargs=2, metavar="'[NAME=VALUE ...] CHECKOUT'")
+    parser.add_argument("sides", nargs=2, metavar="'[NAME=VALUE ...] CHECKOUT'")
     parser.add_argument("--blocks", type=int, default=6, help="number of ratios")
     parser.add_argument("--updates", type=int, default=8, help="iterations of each training in a block")
     split = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     chosen = parser.parse_args(sys.argv[1:split])
-    compare(chosen.wheres, chosen.blocks, chosen.updates, sys.argv[split + 1 :])
+    compare(chosen.sides, chosen.blocks, chosen.updates, sys.argv[split + 1 :])
 
 
 if __name__ == "__main__":

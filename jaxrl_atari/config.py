@@ -79,7 +79,7 @@ class EnvConfig:
     """Emulator threads of each group of environments. 0: one per core. `gymnasium` has none."""
     anchor_steps: Annotated[int, Limits(0, 10**9)] = 0
     """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session
-    can play it again from there. 0: 15,625, and more with more than 16 environments. Only `ale`."""
+    can play it again from there. 0: 15,625, and more with 32 or more environments. Only `ale`."""
 
     @property
     def game_name(self) -> str:

@@ -16,7 +16,7 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, visible
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.output import say
@@ -113,7 +113,9 @@ def learner_devices(devices: DevicesConfig, gpu_devices: Sequence[jax.Device]) -
         ConfigError: this machine does not have them.
     """
     chosen = choose_devices(devices).learner
-    return [gpu_devices[index] for index in chosen] or [jax.devices("cpu")[0]]
+    if chosen:
+        return [gpu_devices[index] for index in chosen]
+    return list(first_devices(devices, jax.devices("cpu"), "the CPU devices of JAX"))
 
 
 def multiply(device: jax.Device) -> str:

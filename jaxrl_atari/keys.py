@@ -1,10 +1,10 @@
-"""Random keys: their implementation, and the streams that a session derives from its seed.
+"""Random keys: their implementation, and the streams that derive from a seed.
 
-    key = new_key(seed)                     the seed of a session
+    key = new_key(seed)                     the seed of a session, or of an evaluation
     fold_in(key, u)    u < 2**31            update u, split into one key to act and one to learn
     fold_in(key, NETWORK_STREAM)            first parameters of the network
-    fold_in(key, EVALUATION_STREAM)         actions of an evaluation
     fold_in(key, ALGORITHM_STREAM)          what `Algorithm.init` draws
+    fold_in(key, EVALUATION_STREAM)         of an evaluation, its actions
 
 The key to act is folded with the step and the environment (`rollout.py`); `algorithm.update` lists the streams of
 the key to learn. Seeds of games come from NumPy (`envs/__init__.py`).

@@ -164,8 +164,10 @@ cpu_convolution.defvjp(_forward, _backward)
 def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """The gradient for the kernel of a convolution of stride 1, as one matrix product.
 
-    The right matrix has a row for each pixel of the output's width and of the input's height: the pixels of a
-    window's row, side by side. The left one holds the output's gradient, shifted once for each row of the window.
+        dW[i, j] = sum over n, r, c of x[n, r, c + j]' g[n, r - i, c]        (g is 0 outside of its rows)
+
+    The sum runs over the rows r of the input, so that x needs no copy for each i. A row (n, r, c) of the right
+    matrix is x[n, r, c : c + width], and one of the left matrix is g[n, r - i, c] for each i.
 
     Args:
         words: the input as `as_words` views it, `[N, h + height - 1, w + width - 1, C]`.

@@ -34,7 +34,7 @@ class Rollout(NamedTuple):
     reward: jax.Array  # float32 [T, B]: clipped to [-1, 1], unless env.clip_rewards is false
     terminated: jax.Array  # bool [T, B]: the game was lost, or a life (env.life_loss_terminal): no value beyond
     truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
-    weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step
+    weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step (1 with `learn_from_auto_resets`)
     bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
     carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
 

@@ -5,15 +5,18 @@ A network is written as a flax module (`networks.py`). The rest of the package g
     make_network(config, num_actions, platform)           where one platform learns and acts, or only acts
     make_networks(config, num_actions, learner, actor)    for a session, whose platforms may differ
 
-A platform is a kind of device, such as "cpu" or "gpu" (`hardware.gpus.network_platform`). A network has three
-forms, with the same parameters and in the same arithmetic. `network.conv` chooses, and by default the platforms:
+A platform is a kind of device, such as "cpu" or "gpu" (`hardware.gpus.network_platform`). A network has two forms,
+and `nature` has a third, with the same parameters and in the same arithmetic:
 
-- **As written** (`plain`; where a GPU learns or acts): its module, with XLA's own convolutions.
-- **With gradients for CPUs** (`matmul`; where only CPUs learn and act): its module with `for_cpu`, which makes the
-  gradients of `layers.Conv` fast on a CPU.
-- **By hand** (`nature`, in the same cases): `fast/cpu_conv.py`, as long as `networks.py` says what was written
-  out. Their programs are compared (`fast/programs.py`). After an edit the module is computed instead, and
-  `Network.advice` says what that costs.
+    form                 `network.conv`   with `auto`              what computes
+    as written           plain            a GPU learns or acts     the module, with XLA's own convolutions
+    gradients for CPUs   matmul           CPUs alone               the module with `for_cpu`, whose `layers.Conv`
+                                                                   have gradients that are fast on a CPU
+    by hand              matmul           CPUs alone               `fast/cpu_conv.py`, for `nature` as long as the
+                                                                   module says what was written out
+
+For the last form, programs are compared (`fast/programs.py`). So an edit of what the network computes is always
+what is computed, and `Network.advice` says what it costs.
 """
 
 from functools import cache, partial

@@ -72,7 +72,8 @@ def gae(
 
     Where a game is cut off at step t, step t + 1 is its auto-reset step, which still saw the game's last
     observation. So V_{t+1} is the value of that observation: the return bootstraps from it, and the sum of rewards
-    stops there. The advantage of an auto-reset step itself means nothing, and has weight 0 in every mean.
+    stops there. The advantage of an auto-reset step itself means nothing. It has weight 0 in every
+    mean, unless `learn_from_auto_resets`.
 
     Args:
         reward, value: float32 [T, B].

@@ -119,8 +119,8 @@ def make_pool(
         num_threads: number of emulator threads. 0 means the value of the variable `THREADS` or, if it is not set,
             one thread per core. `gymnasium` has no threads.
         anchor_steps, first_step: see `record.GameRecord`. If `anchor_steps` is 0, there is no record. Only `ale`
-            has one: envpool cannot start a game from a seed, and a Gymnasium environment may depend on more than
-            its seed and actions.
+            has one: envpool takes seeds only when a pool is made, and a Gymnasium environment may depend on more
+            than its seed and actions.
         gymnasium: options of the back end of that name.
         screens: `EnvPool.screen` will be called; `envpool` has no screens.
 

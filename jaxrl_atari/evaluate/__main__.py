@@ -199,7 +199,7 @@ SHARED = (
     "compute_dtype",
     "episodes",
 )
-"""Values that are the same for every session. Only `date` differs; the summary has that of the last session."""
+"""Values of the summary that are taken from the last session: its `date`, and what all sessions share."""
 
 
 def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, files: ResultFiles) -> None:

@@ -31,8 +31,9 @@ that a block has in a window, and adds the products. The window at pixel i of th
 
     Y_i = relu(sum_p x_{i+p} W_p + b)        dW_p = sum_i x_{i+p}' G_i
 
-**Types.** `dtype` is float32 or bfloat16; in float32 each cast below does nothing. Parameters, and the arrays of
-their gradients, are float32. The heads compute in float32. The convolutions and the dense layer compute so:
+**Types.** `dtype` is float32 or bfloat16; in float32 each cast below but that of the pixels does nothing.
+Parameters, and the arrays of their gradients, are float32. The heads compute in float32. The convolutions and the
+dense layer compute so:
 
 - Operands of a product are cast to `dtype`, and products are added up in float32 (`product`).
 - A bias is added in float32. The output of a convolution is then cast to `dtype`: it is kept, and is an operand of

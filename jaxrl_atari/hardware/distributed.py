@@ -94,8 +94,8 @@ def agree(text: str) -> str:
     """The text of process 0, up to 4,096 bytes, in every process."""
     if not jax.distributed.is_initialized():
         return text
-    letters = np.frombuffer(text.encode().ljust(4_096, b"\0"), np.uint8)
-    return bytes(broadcast_one_to_all(letters)).rstrip(b"\0").decode()
+    letters = np.frombuffer(text.encode()[:4_096].ljust(4_096, b"\0"), np.uint8)
+    return bytes(broadcast_one_to_all(letters)).rstrip(b"\0").decode(errors="ignore")
 
 
 def wait_for_all() -> None:

@@ -21,6 +21,9 @@ MALLOC = {
 }
 """Parameters of glibc's `mallopt`, by their numbers in <malloc.h>, and their values."""
 
+ZSTD = b"\x28\xb5\x2f\xfd"
+"""The bytes with which data in zstd begin (RFC 8878)."""
+
 
 @cache
 def tune_process() -> tuple[str, ...]:
@@ -96,10 +99,6 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
     A full disk truncates programs. JAX warns of a damaged program and compiles it again, but never replaces the
     file.
     """
-    for name in ("compression.zstd", "zstandard", "zlib"):  # JAX compresses with the first one installed
-        with contextlib.suppress(ImportError):
-            decompress = importlib.import_module(name).decompress
-            break
     checked = folder / "checked"
     since = checked.stat().st_mtime if checked.exists() else 0.0
     if since > time.time():  # the clock was set back, so newer files look older
@@ -110,9 +109,26 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
         with contextlib.suppress(FileNotFoundError):  # removed by another process that starts
             if path.stat().st_mtime < since:
                 continue
-            try:
-                decompress(path.read_bytes())
-            except Exception:  # each library has an error of its own
+            if _is_damaged(path.read_bytes()):
                 path.unlink()
                 damaged.append(path)
     return [f"damaged programs removed from the cache, to be compiled again: {len(damaged)}"] if damaged else []
+
+
+def _is_damaged(program: bytes) -> bool:
+    """Whether a compiled program cannot be read in the compression in which it was written.
+
+    JAX writes zstd if Python has it, and otherwise zlib. A program in zstd that another Python has written counts
+    as sound where this Python cannot tell.
+    """
+    for name in ("compression.zstd", "zstandard") if program.startswith(ZSTD) else ("zlib",):
+        with contextlib.suppress(ImportError):
+            decompress = importlib.import_module(name).decompress
+            break
+    else:
+        return False
+    try:
+        decompress(program)
+    except Exception:  # each library has an error of its own
+        return True
+    return False

@@ -12,7 +12,7 @@ i = 1..N. The columns that the metrics need:
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
 str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how early,
 how steadily, and how similarly over sessions. Strength is a mean of str_i, the others are ratios of sums of str_i.
-A session whose sum of str_i is not positive, because it is no better than random play, has none of the four.
+A session whose sum of str_i is not positive, because it is no better than random play, has no metric of str_i.
 """
 
 from collections.abc import Sequence
@@ -181,8 +181,8 @@ def align_sessions(
 
     The points are those of the session that goes furthest along `along`. Between log points, values are
     interpolated linearly. The values of a session are NaN before its first finite value, and stay at its last
-    value after its last log point. The sessions of a mean end at nearly the same env steps
-    (`summary.choose_members`), but not after the same hours.
+    value after its last log point. The sessions of a mean end at nearly the same env steps, except those that a
+    stop rule has ended (`summary.choose_members`), but not after the same hours.
 
     Returns:
         The points `[N]`, and the values `[sessions, N]`.

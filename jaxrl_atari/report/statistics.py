@@ -15,7 +15,7 @@ before they are aggregated.
 - spread is the root mean square distance of the resampled statistics from the statistic.
 - t is Student's quantile. Its degrees of freedom are those of Welch and Satterthwaite for all games together,
   (sum_m v_m)² / sum_m (v_m² / f_m). Here v_m is the variance of game m's part of the statistic, and f_m is
-  N_m - 1, summed over the suites.
+  N_m - 1, summed over the suites. The median and the IQM are no sums of such parts, and the game's mean stands in.
 
 Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
 how often the intervals cover the true value; docs/paper.md has the table. `bootstrap_interval` is the interval of
@@ -107,6 +107,16 @@ def game_means(games: GameScores) -> np.ndarray:
     return np.array([scores.mean(axis=-1) for scores in games])
 
 
+def capped_parts(games: GameScores) -> np.ndarray:
+    """The part of each game in the sum of min(x_mn, 1) over all scores `[M, ...]`."""
+    return np.array([np.minimum(scores, 1.0).sum(axis=-1) for scores in games])
+
+
+def parts_above(games: GameScores, threshold: float) -> np.ndarray:
+    """The number of scores of each game that are greater than the threshold `[M, ...]`."""
+    return np.array([(scores > threshold).sum(axis=-1) for scores in games])
+
+
 def game_improvements(games: GameScores, others: GameScores) -> np.ndarray:
     """P(x > y) + P(x = y) / 2 for each game `[M, ...]`, over all pairs of sessions x of `games`, y of `others`."""
     pairs = ((x[..., :, None], y[..., None, :]) for x, y in zip(games, others, strict=True))
@@ -133,9 +143,16 @@ STATISTICS = {
     "mean": Statistic("mean", mean),
     "median": Statistic("median", median),
     "iqm": Statistic("interquartile mean", interquartile_mean, exact=exact_middle_half),
-    "optimality_gap": Statistic("optimality gap", optimality_gap, low=0),
+    "optimality_gap": Statistic("optimality gap", optimality_gap, low=0, parts=capped_parts),
 }
 """The aggregates over games by name. A smaller optimality gap is better."""
+
+
+def share_statistic(threshold: float) -> Statistic:
+    """A point of the performance profile: `share_above` with its interval."""
+    compute = partial(share_above, threshold=threshold)
+    return Statistic("share above", compute, 0, 1, parts=partial(parts_above, threshold=threshold))
+
 
 IMPROVEMENT = Statistic("probability of improvement", improvement, 0, 1, parts=game_improvements)
 
@@ -230,8 +247,7 @@ def aggregate(scores: Scores) -> dict[str, Any]:
     highest = max(1.0, *map(np.max, scores.values()))
     summary["profile"] = []
     for threshold in np.linspace(lowest, highest, 51).tolist():
-        share = Statistic("share above", partial(share_above, threshold=threshold), 0, 1)
-        value, interval, _ = estimate(share, scores)
+        value, interval, _ = estimate(share_statistic(threshold), scores)
         summary["profile"].append([threshold, value, *(interval or (None, None))])
     return summary
 
