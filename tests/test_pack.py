@@ -76,7 +76,9 @@ def test_a_packed_run_plays_verifies_and_reports_as_its_original(run_dir, tmp_pa
 
 def test_a_packed_run_that_a_rule_stopped_is_complete(tmp_path):
     config = change(TINY, total_env_steps=256, log={"checkpoint_every_env_steps": 32, "graphs": False})
-    original = run_training(config, tmp_path / "run", stop=lambda row: row["env_steps"] >= 96)
+    original = run_training(
+        config, tmp_path / "run", stop=lambda row: row["gpu_busy_percent"] > 0 or row["env_steps"] >= 96
+    )
     assert original.summary["complete"]
     assert original.summary["stopped"]
     pack(tmp_path / "run", packed := tmp_path / "packed", "--checkpoint", "64")

@@ -33,6 +33,8 @@ def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
     first, *others = before
     (tmp_path / first).write_bytes(before[first][: len(before[first]) // 2])  # as a full disk leaves them
     (tmp_path / others[0]).write_bytes(b"")
+    (tmp_path / "of another Python-cache").write_bytes(bytes.fromhex("28b52ffd") + b"...")  # zstd
+    before["of another Python-cache"] = b""
     assert started() == ["damaged programs removed from the cache, to be compiled again: 2"]
     assert programs().keys() == before.keys()
     assert started() == []

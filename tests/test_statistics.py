@@ -96,6 +96,15 @@ def test_where_an_interval_cannot_hold_there_is_none_and_the_reason():
     assert ahead.why_none == "resampling the sessions does not change it"
 
 
+def test_a_game_that_contributes_nothing_to_a_statistic_lends_it_no_degrees_of_freedom():
+    gap = STATISTICS["optimality_gap"]
+    below = {"A": [0.4, 0.6]}
+    above = {"B": [2.0, 5.0, 3.0, 4.0]}  # beyond the target, where the spread does not matter
+    alone, beside = estimate(gap, below), estimate(gap, below | above)
+    width, shared = (found.interval[1] - found.value for found in (alone, beside))
+    assert shared == pytest.approx(width * 2 / 6)  # 2 of 6 scores, with one degree of freedom in both
+
+
 def test_sessions_without_spread_have_no_interval_of_width_zero():
     none = (None, "resampling the sessions does not change it")
     one, other = {"A": [10.0, 11.0], "B": [0.0, 1.0]}, {"A": [0.0, 1.0], "B": [10.0, 11.0]}

@@ -83,6 +83,9 @@ def test_a_part_of_the_games(run_dir, capsys):
         assert code == 0
         assert re.search(r" \d+ of \d+ pieces of games, in which \d+ games? ended, are equal$", line)
     assert not (run_dir / "session_0" / "verified.json").exists()
+    code, line = status(capsys, run_dir, "--from", 10**6)
+    assert code == 2
+    assert line.startswith("error: --from 1000000 --to None: no piece of a game lies there; the log has ")
 
 
 def test_a_result_that_cannot_be_saved_is_shown_all_the_same(run_dir, capsys):
@@ -100,6 +103,13 @@ def edit(path, **changes):
     """Replaces arrays of a segment by functions of them."""
     arrays = dict(np.load(path))
     np.savez(path, **arrays | {name: new(arrays[name].copy()) for name, new in changes.items()})
+
+
+def without(path, name):
+    """Removes an array from a segment."""
+    arrays = dict(np.load(path))
+    del arrays[name]
+    np.savez(path, **arrays)
 
 
 def another_action(actions):
@@ -124,6 +134,11 @@ SEGMENT = 3
 @pytest.mark.parametrize(
     ("tamper", "found"),
     [
+        (lambda parts, table: without(parts[SEGMENT], "games"), "damaged (KeyError: "),
+        (
+            lambda parts, table: edit(parts[SEGMENT], games=lambda games: games[:, :2]),
+            "its arrays have other shapes",
+        ),
         (
             lambda parts, table: edit(parts[SEGMENT], actions=another_action),
             "the actions give another frame after",

@@ -174,6 +174,7 @@ CUT = {
     "a row cut in half": (lambda text: text.replace("200,0,", "20\n", 1), "line 3: it has 1 cells, the header "),
     "a row without its end": (lambda text: text[:-9], "the last line: it does not end"),
     "no number of env steps": (lambda text: text.replace("200,0,", "#REF!,0,"), "line 3: env_steps is '#REF!'"),
+    "env steps that are not finite": (lambda text: text.replace("200,0,", "nan,0,"), "line 3: env_steps is 'nan'"),
     "thousands": (lambda text: text.replace("200,0,", '"1,200",0,'), "line 3: env_steps is '1,200'"),
     "a date for a number": (lambda text: text.replace(",100,", ",05. Jan,"), "line 3: return_mean is '05. Jan'"),
     "a quote that does not end": (lambda text: text.replace("200,0,", '"200,0,'), "line 3: it has 1 cells"),
