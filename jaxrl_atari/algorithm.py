@@ -44,10 +44,9 @@ class TrainState:
 class Algorithm(NamedTuple):
     """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
 
-    They are pure functions, and JAX traces them all: no Python `if` on an array, no `float(x)`, and no function of
-    NumPy on an array. `prepare`, `loss` and `optimizer` become part of the compiled update. `init` and the
-    optimiser's own `init` are compiled too, and run once, for the first state; a resume traces them for their shapes
-    alone.
+    They are pure functions, and JAX traces them all: no Python `if` on an array, no `float(x)`, no NumPy
+    function. `prepare`, `loss` and `optimizer` become part of the compiled update. `init` and the optimiser's own
+    `init` are compiled too, and run once, for the first state; a resume traces them for their shapes alone.
 
         init(params, key) -> params, extra
             Once, before the first update. `params` are those of the network. Returns all parameters that the loss

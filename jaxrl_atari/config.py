@@ -2,7 +2,8 @@
 
 Each option is declared once: its name, type (`Literal` lists the choices), range and default, and a docstring that
 is its help text. The fields hold what the user wrote; whatever is derived from them is a property. The defaults
-are the published PPO-Atari spec: PPO (Schulman et al. 2017) with the lambda that SLM Lab tuned for each game.
+are the PPO-Atari spec that SLM Lab has published, with a lambda for each game: "the published spec".
+configs/dialects/ has those of the paper (Schulman et al. 2017), CleanRL and stable-baselines3.
 """
 
 import dataclasses

@@ -101,7 +101,7 @@ class Code(NamedTuple):
 
 
 def code_to_send() -> list[Code]:
-    """What this process has imported for the user, with the content of the files: `import_sent` takes it.
+    """What the user has named, with the content of the files: `import_sent` takes it.
 
     Raises:
         UserError: a file cannot be read any more.
@@ -211,7 +211,7 @@ def registered_names() -> set[str]:
 
 
 def imported_files() -> list[Path]:
-    """The files, without the modules, that this process has imported for the user. A run keeps copies of them."""
+    """The files that the user has named for this process and those that it starts. A run keeps copies of them."""
     return [Path(name) for name in _handed_on() if Path(name).is_absolute()]
 
 

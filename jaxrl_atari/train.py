@@ -36,7 +36,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     stored = None
     if run_dir is not None:
         stored = read_config(run_dir)
-        sources.say_kept(config, stored)
+        sources.say_kept(config.to_dict(), stored.to_dict())
     return parse(Options, arguments, "train", Options(full_config=stored or config), stored)
 
 

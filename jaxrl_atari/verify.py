@@ -1,10 +1,11 @@
-"""Recomputes the scores of a run from its seeds and actions alone.
+"""The command `verify`: recomputes the scores of a run from its seeds and actions, or trains a part of it again.
 
     python -m jaxrl_atari.verify RUN_DIR [--sessions all|0|1...] [--from E --to E] [--sample N]
+    python -m jaxrl_atari.verify RUN_DIR --retrain E      see `retrain.py`
 
-It needs no GPU, no neural network and no random numbers of JAX. It plays the games of the log of actions again,
-compares every return and length, and recomputes every row of metrics.csv from them. docs/verify.md says what this
-shows and what it cannot show.
+The first form needs no GPU, no neural network and no random numbers of JAX. It plays the games of the log of
+actions again, compares every return and length, and recomputes every row of metrics.csv from them. docs/verify.md
+says what this shows and what it cannot show.
 """
 
 import contextlib
@@ -37,6 +38,9 @@ from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_env_
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import number
 from jaxrl_atari.runs.tables import read_table
+
+SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
+"""The arrays of a segment; see `runs/actions.py`."""
 
 GAMES_AT_ONCE = 32
 """Games played at once."""
@@ -88,11 +92,15 @@ def read_log(session_dir: Path) -> ActionLog:
             raise VerificationFailed(f"{path}: the segment with steps {reached} to {first} before it is missing")
         try:
             with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
-                part = dict(arrays)
+                part = {name: arrays[name] for name in SEGMENT_ARRAYS}
+            (steps, envs), length = part["actions"].shape, int(part["rollout_length"])
+            is_sound = [part[name].shape[1:] for name in ("anchors", "games")] == [(3,), (4,)]
+            if not is_sound or part["frame_crc"].shape != (envs,) or length < 1:
+                raise ValueError("its arrays have other shapes")
         except Exception as error:  # a damaged archive raises many types
             raise VerificationFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
-        reached += len(part["actions"])
-        ends += range(first + part["rollout_length"], reached + 1, part["rollout_length"])
+        reached += steps
+        ends += range(first + length, reached + 1, length)
         frame_crc[reached] = part["frame_crc"]
         parts.append(part)
     if not parts:
@@ -221,10 +229,19 @@ def check_rows(session_dir: Path, log: ActionLog) -> tuple[int, int, int]:
 
 
 def choose_pieces(log: ActionLog, options: Options) -> list[Piece]:
-    """The pieces of a session's games that the options select; with `sample`, a random choice of them."""
+    """The pieces of a session's games that the options select; with `sample`, a random choice of them.
+
+    Raises:
+        UserError: they select none.
+    """
     envs = log.actions.shape[1]
     last = len(log.actions) if options.end is None else options.end // envs
     chosen = [piece for piece in pieces(log) if piece.end > options.start // envs and piece.start < last]
+    if not chosen:
+        raise UserError(
+            f"--from {options.start} --to {options.end}: no piece of a game lies there; the log has"
+            f" {len(log.actions) * envs:,} env steps"
+        )
     if options.sample is not None:
         chosen = random.sample(chosen, min(options.sample, len(chosen)))
     return chosen

@@ -72,16 +72,16 @@ class Sources(NamedTuple):
             return self.resume or self.run_dir
         return None
 
-    def say_kept(self, wanted: Config, kept: Config) -> None:
+    def say_kept(self, wanted: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
         """Says in which fields a config file differs from the directory that is resumed, whose values are used.
 
         Args:
-            wanted: the config of the file.
-            kept: the config of the directory.
+            wanted: the options of the file, as JSON values.
+            kept: those of the directory.
         """
         if self.config:
             text = f"{self.config} differs from {self.run_dir}, which keeps its own values"
-            say_changes(text, changed_fields(wanted.to_dict(), kept.to_dict()))
+            say_changes(text, changed_fields(wanted, kept))
 
 
 def read_sources(arguments: Sequence[str] | None) -> Sources:

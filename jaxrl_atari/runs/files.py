@@ -27,7 +27,8 @@ def write_file(path: Path, content: str | bytes) -> None:
 def create_file(path: Path, content: str | bytes) -> bool:
     """Writes a file atomically, unless there is one already. Returns whether there was none.
 
-    Several processes may create the same file at the same time; the first one wins.
+    Several processes may create the same file at the same time; the first one wins. On a file system without hard
+    links, two that do so at the same instant may both return true, and the last one wins.
     """
     with _written_beside(path, content) as partial:
         try:
@@ -35,6 +36,8 @@ def create_file(path: Path, content: str | bytes) -> bool:
         except FileExistsError:
             return False
         except OSError:  # a file system without hard links
+            if path.exists():
+                return False
             partial.replace(path)
     return True
 

@@ -1,4 +1,4 @@
-"""Names in a run directory that several rooms need, and questions that their presence answers (`is_run`, ...).
+"""Names of the files and folders of a run, suite or search, and what a directory is by their presence (`is_run`).
 
 RUN_DIR/config.json     what the run is; see `description.py`
 RUN_DIR/trial.json      the summary of its sessions
@@ -21,7 +21,8 @@ SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of 
     trials.csv, trials.md    its results
     journal.log              its trials; see `journal.py`
 
-Each of these may have graphs/ and report.html and, while it trains on a Ray cluster, ray/ and `stop`.
+Each of these may have graphs/ and report.html. What trains on a Ray cluster has ray/. A search has `stop` after a
+stop request, and the output of its trials is in trial_<i>/output.txt.
 """
 
 import shlex

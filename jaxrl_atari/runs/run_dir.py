@@ -81,7 +81,12 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     new = Path(config.output_dir).expanduser() / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
     run_dir = wanted or unused(new)
     try:
-        run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
+        try:
+            run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
+        except FileExistsError:
+            if wanted is not None:
+                raise
+            return make_run_dir(config)  # another run has just taken the name
         if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
             raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
         (run_dir / LOCK_FILE).touch()

@@ -9,6 +9,7 @@ for a short one.
 import codecs
 import csv
 import io
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -128,7 +129,7 @@ def _problem_of_line(cells: Sequence[str], names: Sequence[str]) -> str:
     if len(cells) != len(names):
         return f"it has {len(cells)} cells, the header {len(names)}"
     env_steps = cells[names.index("env_steps")]
-    if not _is_number(env_steps) or float(env_steps) < 0:
+    if not _is_number(env_steps) or not 0 <= float(env_steps) < math.inf:
         return f"env_steps is {env_steps!r:.40}"
     nameless = next((cell for cell, name in zip(cells, names, strict=True) if cell and not name), "")
     return f"{nameless!r:.40} is in a column without a name" if nameless else ""

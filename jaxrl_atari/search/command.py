@@ -70,7 +70,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     resumed = sources.resumed(is_search)
     if resumed is not None:
         stored, search = read_search(resumed)
-        sources.say_kept(default.full_config, stored)
+        sources.say_kept(to_dict(default.full_config, default.search), to_dict(stored, search))
         default = Options(full_config=stored, search=search)
     options = parse(Options, arguments, "search", default, stored)
     config = options.full_config

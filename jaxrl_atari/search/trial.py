@@ -13,6 +13,7 @@ from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, session_path, trial_number
 from jaxrl_atari.runs.reading import is_finished
+from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
@@ -60,6 +61,8 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
+    for line in keep_code(run_dir):
+        say(line)
     reporter = Reporter(trial, config, stop_requested)
     for session in range(config.sessions):
         directory = session_path(run_dir, session)

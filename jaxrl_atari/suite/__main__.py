@@ -69,7 +69,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     resumed = sources.resumed(holds_suite)
     if resumed is not None:
         before = read_plan(resumed)
-        sources.say_kept(default.full_config, before.config)
+        sources.say_kept(default.full_config.to_dict(), before.config.to_dict())
         default = Options(full_config=before.config, games=before.games)
     options = parse(Options, arguments, "suite", default, before.config if before else None)
     config = options.full_config

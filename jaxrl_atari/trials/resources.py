@@ -39,8 +39,8 @@ class MachineShare(NamedTuple):
     def configure(self, config: Config) -> Config:
         """Returns a config that keeps within this share.
 
-        The config names the share's device and its part of a GPU's memory. Unless env.num_threads is chosen, each
-        group of environments has as many emulator threads as the share has cores.
+        Without a GPU, the config names the CPU; with one, the share of its memory. Unless env.num_threads is
+        chosen, each group of environments has as many emulator threads as the share has cores.
 
         Raises:
             ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.

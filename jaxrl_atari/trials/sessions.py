@@ -9,6 +9,7 @@ from pathlib import Path
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.hardware import distributed
+from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, STOPPED_FILE, session_path
@@ -43,7 +44,7 @@ def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "
 
 
 def program_number(config: Config) -> int:
-    """A number that configs share if they run the same compiled programs, whatever their learning rates are."""
+    """A number that two configs share only if they run the same compiled programs, whatever their learning rates."""
     values = config.to_dict()
     for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
         del values[name]
@@ -129,7 +130,7 @@ class SessionWriter(Writer):
 class StopRule(Writer):
     """Calls the caller's `stop` with each log point. Once its result is true, the session is to end early.
 
-    In the row that `stop` gets, an unknown number is NaN, so that comparisons are false.
+    In the row that `stop` gets, an unknown number of a known column is NaN, so that comparisons are false.
 
     Args:
         stop: see `run_training`.
@@ -153,7 +154,8 @@ class StopRule(Writer):
     def write(self, row: Row) -> None:
         if self._stop is None or self._end is not None:
             return
-        answer = self._stop({name: math.nan if value is None else value for name, value in row.items()})
+        known = {name: value for name, value in row.items() if value is not None}
+        answer = self._stop(dict.fromkeys(COLUMNS, math.nan) | known)
         if answer:
             reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
             self._end = {"env_steps": row["env_steps"], "reason": reason}

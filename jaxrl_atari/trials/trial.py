@@ -176,7 +176,7 @@ def _jobs_of_run(config: Config, before: Config | None, run_dir: Path) -> list[J
         keep_code(run_dir)
     if before:
         say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
-    for session in {*range(config.sessions)} - {job.session for job in jobs}:
+    for session in sorted({*range(config.sessions)} - {job.session for job in jobs}):
         say(f"session {session}  finished already")
     return jobs
 
