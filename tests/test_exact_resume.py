@@ -124,7 +124,7 @@ def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, envi
     session_dir = tmp_path / "session_0"
     write_json(tmp_path / "config.json", {"config": config.to_dict()})
     code = (
-        "import sys; from pathlib import Path; from jaxrl_atari.runs.run_dir import read_config; "
+        "import sys; from pathlib import Path; from jaxrl_atari.runs.description import read_config; "
         "from jaxrl_atari.session import run_session; run_dir = Path(sys.argv[1]); "
         "run_session(read_config(run_dir), run_dir / 'session_0', resume=True)"
     )

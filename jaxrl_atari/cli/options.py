@@ -72,7 +72,7 @@ class Sources(NamedTuple):
             return self.resume or self.run_dir
         return None
 
-    def say_kept(self, wanted: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+    def say_kept(self, wanted: dict[str, Any], kept: dict[str, Any]) -> None:
         """Says in which fields a config file differs from the directory that is resumed, whose values are used.
 
         Args:

@@ -274,8 +274,8 @@ class Checkpoints:
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
             meta: JSON values.
-            score: the best checkpoint is the one with the highest score. One without a score (None) is the best only
-                while no other has one.
+            score: the best checkpoint is the one with the highest score. One without a score (None) is the best
+                only while no other has one.
             chunk_bytes: largest part of an array in a file, before compression. None: each array has one file.
 
         Returns:

@@ -44,7 +44,7 @@ def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "
 
 
 def program_number(config: Config) -> int:
-    """A number that two configs share only if they run the same compiled programs, whatever their learning rates."""
+    """A number that two configs share only if they run the same compiled programs. Learning rates may differ."""
     values = config.to_dict()
     for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
         del values[name]
