@@ -254,7 +254,9 @@ def test_a_comparison_in_real_processes(capsys):
 
 def test_a_side_that_fails_is_an_error(capsys):
     with pytest.raises(UserError, match=r"failed \(exit status 2\): devices.gpu = True: expected a visible GPU"):
-        run(capsys, "--compare", "cpu,gpu") if not gpus.visible().gpus else pytest.skip("there is a GPU")
+        run(capsys, "--compare", "devices.gpu=true,false") if not gpus.visible().gpus else pytest.skip(
+            "there is a GPU"
+        )
 
 
 @pytest.mark.gpu
