@@ -122,7 +122,7 @@ class OverlappedLearner(Learner):
         super().__init__(config, placement, networks, arrays)
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
-        self._has_compiled = False  # compilation moves constants to the device, which the guard would forbid
+        self._has_compiled = False  # as in `session.train`, transfers are guarded once everything is compiled
         self._acting = arrays.get("acting")
         if self._acting is None:  # before the first update both are the same
             self._acting = _copy(self.state.params)

@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config, changed_fields, config_from_dict
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests

@@ -18,15 +18,8 @@ from small_networks import FeedForward, Recurrent, make
 from jaxrl_atari import networks, register_algorithm, register_network
 from jaxrl_atari.algorithm import find_algorithm, init_train_state, resolved_options, update
 from jaxrl_atari.categorical import log_prob_of
-from jaxrl_atari.config import (
-    Config,
-    DevicesConfig,
-    EnvConfig,
-    NetworkConfig,
-    PPOConfig,
-    config_from_dict,
-    set_fields,
-)
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
 from jaxrl_atari.envs.protocols import PROTOCOLS

@@ -21,8 +21,8 @@ ORDER = [
     "learner", "session_arrays", "runs", "devices", "data_parallel", "config_checks",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "network_forms", "fast", "networks", "frames",
     "layers",
-    "hardware", "cli", "dialects", "traced_options", "config", "option_forms", "envs", "imports", "output",
-    "registry", "keys", "checks", "errors",
+    "hardware", "cli", "dialects", "traced_options", "config_dicts", "config", "option_forms", "envs", "imports",
+    "output", "registry", "keys", "checks", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 

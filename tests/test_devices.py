@@ -5,6 +5,7 @@ import pytest
 from fake_cuda import SHOWN, FakeMachine, _machine, python  # noqa: F401
 from simulated_gpus import simulated
 
+from jaxrl_atari import device_report
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
@@ -223,6 +224,11 @@ def test_impossible_places_are_rejected(simulate, monkeypatch):
 def test_the_gpus_that_a_config_uses(options, learner, actor, evaluator, machine):
     assert choose_devices(DevicesConfig(**options))[2:5] == (learner, actor, evaluator)
     assert ("nvmlInit" in machine.calls) == (options.get("gpu") is not False)
+
+
+def test_the_memory_of_an_update_that_cpu_devices_share_is_that_of_their_part():
+    cpus = device_report.learner_devices(DevicesConfig(gpu=False, data_parallel=2), [])
+    assert cpus == jax.devices("cpu")[:2]
 
 
 # --- Memory fractions --------------------------------------------------------------------------------------------

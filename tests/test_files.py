@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import jaxrl_atari
+from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS, import_named
 from jaxrl_atari.runs import run_dir
@@ -51,6 +52,16 @@ def test_an_unused_name_is_numbered(tmp_path):
     for name in ("metrics.csv", "metrics_2.csv", "metrics_3.csv"):
         assert unused(tmp_path / "metrics.csv") == tmp_path / name
         (tmp_path / name).touch()
+
+
+def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    config = Config(output_dir=str(tmp_path))
+    first = run_dir.make_run_dir(config)
+    taken = iter([first])  # another run takes the name after it was found unused
+    monkeypatch.setattr(run_dir, "unused", lambda path: next(taken, None) or unused(path))
+    second = run_dir.make_run_dir(config)
+    assert second != first
+    assert second.is_dir()
 
 
 def test_a_directory_has_one_writer_at_a_time(tmp_path):

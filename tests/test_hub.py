@@ -8,7 +8,8 @@ import pytest
 from small_training import edit_meta
 
 from jaxrl_atari import hub
-from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig, config_from_dict
+from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.config_dicts import config_from_dict
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.imports import IMPORTS
@@ -272,6 +273,9 @@ def test_what_cannot_be_pulled_leaves_nothing_behind(server, tmp_path):
         server.repos["user/hostile"] = {"session_0/checkpoints/1/arrays": b"", name: b"x"}
         fails("Invalid filename", pull, "user/hostile", tmp_path / "new")
     assert {path.name for path in tmp_path.rglob("*")} == {"full", "mine"}
+    server.repos["user/run"] = {"session_0/checkpoints/1/arrays": b""}
+    with pytest.raises(UserError, match=r"^/[^ ]*mine: File exists$"):  # no word of the Hub
+        pull("user/run", tmp_path / "full" / "mine" / "new")
 
 
 @pytest.mark.parametrize(

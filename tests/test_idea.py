@@ -16,7 +16,8 @@ from small_networks import FeedForward, make
 from user_commands import ROOT, user_environment
 
 from jaxrl_atari.algorithm import find_algorithm, resolved_options
-from jaxrl_atari.config import Config, PPOConfig, set_fields
+from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, Samples

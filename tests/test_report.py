@@ -13,7 +13,8 @@ from browser import chromium
 from PIL import Image
 from sample_runs import FEW_COLUMNS, describe, learning_table, table, write_run
 
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig, flat
+from jaxrl_atari.config import Config, EnvConfig, PPOConfig
+from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import page

@@ -25,7 +25,8 @@ from optuna.trial import TrialState
 
 from jaxrl_atari import train
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials
@@ -698,6 +699,7 @@ def test_what_import_names_is_sent_to_machines_that_do_not_have_it(tmp_path):
         status, output = run("search", "search", alone, "--search.trials", 1, "--search.address", address)
         assert status == 0, output
         assert [row["status"] for row in read_csv(tmp_path / "search/trials.csv")] == ["finished"]
+        assert (tmp_path / "search/trial_0/code/my_network.py").read_text() == alone
         status, output = run("suite", "beside", MY_NETWORK, "--games", "Pong", "--address", address)
         assert status == 2, output  # no session could begin
         assert re.search(r"session 0  failed: on .*my_network.py: .*No module named 'beside_it'", output), output

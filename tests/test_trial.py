@@ -18,7 +18,8 @@ from user_commands import ROOT
 
 from jaxrl_atari import ConfigError, UserError, run_training
 from jaxrl_atari import session as session_module
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig, set_fields
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
+from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.runs.checkpoints import Checkpoints

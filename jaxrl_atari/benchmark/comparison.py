@@ -13,7 +13,8 @@ from typing import Any
 
 from jaxrl_atari.benchmark.measure import spread
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.config import Config, config_source
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import config_source
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.output import say

@@ -15,7 +15,8 @@ import tyro
 from jaxrl_atari.checks import check_fields
 from jaxrl_atari.cli.option_names import option_types, unknown_option
 from jaxrl_atari.cli.tyro_errors import one_line_errors
-from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
 from jaxrl_atari.option_forms import NUMBERS

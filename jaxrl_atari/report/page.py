@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_atari import __version__
-from jaxrl_atari.config import Config, flat
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
 from jaxrl_atari.output import counted, say

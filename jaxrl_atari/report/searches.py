@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_atari.config import flat
+from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.text import number_text, score_text
 from jaxrl_atari.runs.journal import JOURNAL_FILE, STUDY_NAME, check_journal

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config, flat
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import AXES, group_of
 from jaxrl_atari.runs.files import write_file

@@ -13,7 +13,8 @@ from optuna import Study
 
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
 from jaxrl_atari.output import say

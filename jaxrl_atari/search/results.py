@@ -5,7 +5,8 @@ import io
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config, config_source, set_fields
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import config_source, set_fields
 from jaxrl_atari.errors import DamagedMetrics
 from jaxrl_atari.report.searches import read_study
 from jaxrl_atari.report.text import markdown_table, number_text

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from optuna.trial import Trial, TrialState
 
-from jaxrl_atari.config import Config, set_fields
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json

@@ -16,7 +16,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import changed_fields
+from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command

@@ -5,7 +5,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config, flat
+from jaxrl_atari.config import Config
+from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import require
 from jaxrl_atari.option_forms import parse_word
 
