@@ -111,6 +111,35 @@ def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+IN_A_CALLBACK = """
+import gc, os, signal
+from jaxrl_atari import cli, train
+from jaxrl_atari.hardware import distributed
+
+def in_a_callback(phase, info):  # Python swallows what it raises
+    gc.callbacks.remove(in_a_callback)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def say(line):
+    gc.callbacks.append(in_a_callback)
+    gc.collect()
+
+distributed.say = say
+cli.run(train.main)
+"""
+
+
+def test_a_signal_during_a_callback_ends_the_wait_too(tmp_path):
+    words = [*SMALL[2:], "--output-dir", tmp_path / "data", *options(free_address(), 1, 3)]
+    process = start(["-c", IN_A_CALLBACK, *words])
+    try:
+        printed = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    assert "Exception ignored" in printed
+    assert process.returncode == 130
+
+
 @pytest.mark.parametrize(
     ("coordinator", "index", "message"),
     [
