@@ -21,6 +21,7 @@ from jaxrl_atari.benchmark.comparison import compare, print_comparison, run_json
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
 from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
+Dtype = Literal["auto", "float32", "bfloat16"]
 YARDSTICK = Path(__file__).with_name("torch_ppo.py")
 
 
@@ -37,15 +38,16 @@ def main(
     repeats: int = 3,
     seconds: float = 9.0,
     game: str = "Qbert",
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto",
+    dtype: Dtype = "auto",
 ) -> None:
     """Compares jaxrl_atari with PPO in PyTorch on this CPU."""
-    fast = "bfloat16" if "BF16" in read_cpu().instruction_sets else "float32"
-    modes = {"float32": ["plain", "tuned"], "bfloat16": ["bfloat16"]}
+    fast: Dtype = "bfloat16" if "BF16" in read_cpu().instruction_sets else "float32"
+    modes: dict[Dtype, list[str]] = {"float32": ["plain", "tuned"], "bfloat16": ["bfloat16"]}
     modes[fast].append("best")
     config = Config(env=EnvConfig(game=game), devices=DevicesConfig(gpu=False))
     sides, pairs = {}, []
-    for each in dict.fromkeys(("float32", fast)) if dtype == "auto" else [dtype]:
+    chosen = [each for each in modes if each in ("float32", fast)] if dtype == "auto" else [dtype]
+    for each in chosen:
         ours = f"jaxrl_atari {each}"
         own = replace(config, network=NetworkConfig(compute_dtype=each))
         sides[ours] = partial(run_side, own, part, seconds)

@@ -7,6 +7,7 @@ import importlib
 import io
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
@@ -177,6 +178,16 @@ def test_every_table_has_a_rule_that_renders(page):
 def test_every_link_leads_to_a_file(page):
     broken = [link for link in LINK.findall(text(page)) if not (page.parent / link).exists()]
     assert not broken
+
+
+def test_the_page_of_options_has_a_row_for_each_field():
+    """The hook runs under MkDocs, which this environment need not have."""
+    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "options.py"))
+    page = hook["on_page_markdown"](text(ROOT / "docs" / "api" / "config.md"))
+    assert hook["MARK"] not in page
+    for option in ("--total-env-steps", "--ppo.gae-lambda", "--env.num-envs", "--devices.gpu"):
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{option}` |"))
+        assert len(row.split("|")[3].strip()) > 10, row  # what it means
 
 
 @pytest.mark.parametrize(("status", "requeued"), [(130, True), (0, False), (2, False)])

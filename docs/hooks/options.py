@@ -5,7 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari import config as options
+from jaxrl_atari import config
+from jaxrl_atari.config_dicts import flat
 
 MARK = "<!-- table of all options -->"
 
@@ -17,13 +18,13 @@ def on_page_markdown(markdown: str, **page: Any) -> str:
 
 def option_table() -> str:
     """Markdown: option, default and meaning of each field of `Config`."""
-    default = options.Config()
-    meanings = {"": _meanings(options.Config)}
+    default = config.Config()
+    meanings = {"": _meanings(config.Config)}
     meanings |= {
         name: _meanings(type(group)) for name, group in vars(default).items() if hasattr(group, "__dict__")
     }
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for name, value in options.flat(default.to_dict()).items():
+    for name, value in flat(default.to_dict()).items():
         group, _, field = name.rpartition(".")
         shown = f"{value:,}" if type(value) is int else value
         meaning = " ".join(meanings[group][field].split()).replace("|", r"\|")
@@ -33,7 +34,7 @@ def option_table() -> str:
 
 def _meanings(kind: type) -> dict[str, str]:
     """The docstring of each field of a dataclass, which stands below it."""
-    tree = ast.parse(Path(str(options.__file__)).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(str(config.__file__)).read_text(encoding="utf-8"))
     (found,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
     return {
         node.target.id: below.value.value
