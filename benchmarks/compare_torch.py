@@ -46,8 +46,8 @@ def main(
     modes[fast].append("best")
     config = Config(env=EnvConfig(game=game), devices=DevicesConfig(gpu=False))
     sides, pairs = {}, []
-    chosen = [each for each in modes if each in ("float32", fast)] if dtype == "auto" else [dtype]
-    for each in chosen:
+    usable: list[Dtype] = ["float32", "bfloat16"] if fast == "bfloat16" else ["float32"]
+    for each in usable if dtype == "auto" else [dtype]:
         ours = f"jaxrl_atari {each}"
         own = replace(config, network=NetworkConfig(compute_dtype=each))
         sides[ours] = partial(run_side, own, part, seconds)
