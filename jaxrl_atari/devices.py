@@ -14,7 +14,7 @@ from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import gpu_provider, network_platform, visible
+from jaxrl_atari.hardware.gpus import device_class, gpu_provider, visible
 from jaxrl_atari.option_forms import GpuOption
 
 
@@ -32,9 +32,9 @@ class Placement(NamedTuple):
         return next(d for d in self.learner if d.process_index == jax.process_index())
 
     @property
-    def platforms(self) -> tuple[str, str]:
-        """The platforms that learn and act, as `network_forms.make_networks` takes them."""
-        return network_platform(*self.learner), network_platform(*self.actors)
+    def device_classes(self) -> tuple[str, str]:
+        """The classes of the devices that learn and act, as `network_forms.make_networks` takes them."""
+        return device_class(*self.learner), device_class(*self.actors)
 
 
 def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:

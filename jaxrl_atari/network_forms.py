@@ -2,10 +2,10 @@
 
 A network is written as a flax module (`networks.py`). The rest of the package gets a `Network` from here:
 
-    make_network(config, num_actions, platform)           where one platform learns and acts, or only acts
-    make_networks(config, num_actions, learner, actor)    for a session, whose platforms may differ
+    make_network(config, num_actions, device_class)       where one class learns and acts, or only acts
+    make_networks(config, num_actions, learner, actor)    for a session, where the two may differ
 
-A platform is a kind of device, such as "cpu" or "gpu" (`hardware.gpus.network_platform`). A network has two forms,
+Device classes, such as "gpu" and "amx cpu", are those of `hardware.gpus.device_class`. A network has two forms,
 and `nature` has a third, with the same parameters and in the same arithmetic:
 
     form                 `network.conv`   with `auto`              what computes
@@ -34,19 +34,19 @@ from jaxrl_atari.layers import Conv
 from jaxrl_atari.networks import Network, Networks, apply_module, init_params, initial_carry, make_module
 
 BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
-"""The platforms that are CPUs which multiply bfloat16."""
+"""The classes of CPUs that multiply bfloat16."""
 
 CPUS = {"cpu", *BFLOAT16_CPUS}
-"""The platforms that are CPUs."""
+"""The classes of CPUs."""
 
 
-def make_network(config: NetworkConfig, num_actions: int, platform: str) -> Network:
-    """The network of a config, where this platform learns and acts, or only acts. See `make_networks`."""
-    return make_networks(config, num_actions, platform, platform).acting
+def make_network(config: NetworkConfig, num_actions: int, device_class: str) -> Network:
+    """The network of a config, where devices of this class learn and act, or only act. See `make_networks`."""
+    return make_networks(config, num_actions, device_class, device_class).acting
 
 
 def make_networks(config: NetworkConfig, num_actions: int, learner: str, actor: str) -> Networks:
-    """The networks of a session, for the platform that learns and the one that acts.
+    """The networks of a session, for the class of the devices that learn and that of those that act.
 
     Both store frames in the same layout and compute in the same arithmetic. If a GPU learns and a CPU acts,
     float32 in both keeps the ratio near 1 in an update's first gradient step, up to TF32 in the GPU's
@@ -64,10 +64,10 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: str, actor: 
 
     They are kept by the module, so that another one, registered later under its name, gets its own.
     """
-    platforms = {learner, actor}
-    dtype = compute_dtype(config, platforms)
+    classes = {learner, actor}
+    dtype = compute_dtype(config, classes)
     module = module.clone(dtype=dtype)
-    only_cpus = platforms <= CPUS
+    only_cpus = classes <= CPUS
     if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
         network = _of_module(module, dtype)
         return Networks(network, network)
@@ -82,8 +82,8 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: str, actor: 
     return Networks(network, network)
 
 
-def compute_dtype(config: NetworkConfig, platforms: set[str]) -> jnp.dtype:
-    """The type of the torso's arithmetic on these platforms, as `network.compute_dtype` chooses it.
+def compute_dtype(config: NetworkConfig, device_classes: set[str]) -> jnp.dtype:
+    """The type of the torso's arithmetic on devices of these classes, as `network.compute_dtype` chooses it.
 
     `auto` is bfloat16 where learner and actor are both GPUs with bfloat16 units (not measured yet), or both CPUs
     with bfloat16 instructions, unless `network.conv` is `plain`: XLA computes bfloat16 gradients of plain
@@ -91,7 +91,7 @@ def compute_dtype(config: NetworkConfig, platforms: set[str]) -> jnp.dtype:
     """
     if config.compute_dtype != "auto":
         return jnp.dtype(config.compute_dtype)
-    in_bfloat16 = platforms == {"gpu"} or (platforms <= BFLOAT16_CPUS and config.conv != "plain")
+    in_bfloat16 = device_classes == {"gpu"} or (device_classes <= BFLOAT16_CPUS and config.conv != "plain")
     return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
 
 
@@ -101,9 +101,9 @@ def _of_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network
     return Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
 
 
-def _by_hand(dtype: jnp.dtype, platform: str) -> Network:
+def _by_hand(dtype: jnp.dtype, device_class: str) -> Network:
     """The form of `fast/cpu_conv.py`."""
-    apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(platform, dtype))
+    apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(device_class, dtype))
     return Network(apply, BLOCKED, jax.jit(partial(cpu_conv.acting_params, dtype=dtype)), dtype)
 
 

@@ -17,7 +17,7 @@ from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
-from jaxrl_atari.hardware.gpus import network_platform
+from jaxrl_atari.hardware.gpus import device_class
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
@@ -301,7 +301,7 @@ def open_session(
 
         # The games.
         def networks_for(num_actions: int) -> Networks:
-            return make_networks(config.network, num_actions, *placement.platforms)
+            return make_networks(config.network, num_actions, *placement.device_classes)
 
         start_groups = partial(make_groups, config, placement, networks_for)
         games = start_games(start_groups, config.env, seed, progress, checkpoints, restored, outputs.message)
@@ -379,7 +379,7 @@ def make_evaluator(
 ) -> Evaluator:
     """The evaluator of a session, with the network in the form that suits its device. See `Evaluator`."""
     device = placement.evaluator
-    network = make_network(config.network, num_actions, network_platform(device))
+    network = make_network(config.network, num_actions, device_class(device))
     return Evaluator(config, seed, network, num_actions, device, session_dir, outputs.message, outputs.evaluation)
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxrl_atari.algorithm import TrainState, find_algorithm, init_train_state, resolved_options, update
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.frames import STACK
-from jaxrl_atari.hardware.gpus import network_platform
+from jaxrl_atari.hardware.gpus import device_class
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.minibatches import Rollout, random_rollout
 from jaxrl_atari.network_forms import make_network
@@ -42,7 +42,7 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
     num_envs = config.env.num_envs // len(devices)
     minibatch_size = config.ppo.minibatch_size // len(devices)
     ppo = replace(resolved_options(config), minibatch_size=minibatch_size)
-    network = make_network(config.network, ACTIONS, network_platform(home))
+    network = make_network(config.network, ACTIONS, device_class(home))
     algorithm = find_algorithm(config.algorithm)
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 

@@ -163,7 +163,7 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
     )
     placement = place(config.devices)
     arrays = first_arrays(config, Corridor.num_actions, 0, placement.home)
-    own = make_networks(config.network, Corridor.num_actions, *placement.platforms)
+    own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
     learner = Learner(config, placement, own, arrays)
     params = arrays["train_state"].params
     learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()

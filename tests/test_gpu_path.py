@@ -27,7 +27,7 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
-from jaxrl_atari.hardware.gpus import network_platform, visible
+from jaxrl_atari.hardware.gpus import device_class, visible
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.network_forms import make_network
@@ -200,17 +200,17 @@ def test_one_session_on_two_simulated_gpus(tmp_path):
 )
 def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
     devices = [SimpleNamespace(platform="gpu", compute_capability=number) for number in ("9.0", capability)]
-    platform = network_platform(*devices)  # the older one decides
-    assert make_network(NetworkConfig(), 4, platform).dtype == expected
-    assert make_network(NetworkConfig(compute_dtype="bfloat16"), 4, platform).dtype == jnp.bfloat16
+    oldest = device_class(*devices)
+    assert make_network(NetworkConfig(), 4, oldest).dtype == expected
+    assert make_network(NetworkConfig(compute_dtype="bfloat16"), 4, oldest).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(
     ("sets", "expected"), [(("AVX2",), "cpu"), (("AVX2", "BF16"), "bfloat16 cpu"), (("BF16", "AMX"), "amx cpu")]
 )
-def test_the_platform_of_a_cpu_is_what_it_multiplies(sets, expected, monkeypatch):
+def test_the_class_of_a_cpu_is_what_it_multiplies(sets, expected, monkeypatch):
     monkeypatch.setattr(gpus, "read_cpu", lambda: Cpu("a CPU", sets, 2))
-    assert network_platform(jax.devices("cpu")[0]) == expected
+    assert device_class(jax.devices("cpu")[0]) == expected
 
 
 # --- On real GPUs: pytest -m gpu ---------------------------------------------------------------------------------

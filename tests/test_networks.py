@@ -78,9 +78,9 @@ def test_the_number_of_parameters_is_the_one_of_the_docstring(name):
 
 @every
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_shapes_and_types_of_the_outputs(name, platform, dtype):
-    network = make_network(NetworkConfig(name=name, compute_dtype=dtype), ACTIONS, platform)
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+def test_shapes_and_types_of_the_outputs(name, device_class, dtype):
+    network = make_network(NetworkConfig(name=name, compute_dtype=dtype), ACTIONS, device_class)
     for n in (1, 5):
         outputs = jax.eval_shape(network.apply, first_params(name), observation(network, random_stacks(n)))
         assert (outputs.logits.shape, outputs.value.shape) == ((n, ACTIONS), (n,))
@@ -297,7 +297,7 @@ def by_hand(network):
 
 
 @pytest.mark.parametrize(
-    ("edit", "platform"),
+    ("edit", "device_class"),
     [
         (edited(sharper), "cpu"),
         (edited(other_features), "cpu"),
@@ -309,10 +309,10 @@ def by_hand(network):
         (with_memory, "cpu"),
     ],
 )
-def test_an_edit_of_what_nature_computes_is_what_a_cpu_computes(edit, platform, monkeypatch):
-    assert by_hand(make_network(NetworkConfig(), ACTIONS, platform))
+def test_an_edit_of_what_nature_computes_is_what_a_cpu_computes(edit, device_class, monkeypatch):
+    assert by_hand(make_network(NetworkConfig(), ACTIONS, device_class))
     monkeypatch.setattr(networks, "NatureActorCritic", edit)
-    network = make_network(NetworkConfig(), ACTIONS, platform)
+    network = make_network(NetworkConfig(), ACTIONS, device_class)
     module = make_module(NetworkConfig(), ACTIONS, network.dtype)
     assert network.layout == PLAIN
     seen = observation(network, random_stacks(2))
@@ -335,9 +335,9 @@ def test_an_edit_that_computes_the_same_costs_nothing(monkeypatch):
 
 
 @every
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_there_is_no_advice_on_a_shipped_network(name, platform):
-    assert not make_network(NetworkConfig(name=name), ACTIONS, platform).advice
+@pytest.mark.parametrize("device_class", ["cpu", "gpu"])
+def test_there_is_no_advice_on_a_shipped_network(name, device_class):
+    assert not make_network(NetworkConfig(name=name), ACTIONS, device_class).advice
 
 
 def registered(name, network):

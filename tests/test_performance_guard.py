@@ -159,12 +159,12 @@ def convolutions_in_loops(hlo):
     return [line for name in reached for line in found[name] if re.search(r"= \S+ convolution\(", line)]
 
 
-def update_and_arguments(network_config, platform):
+def update_and_arguments(network_config, device_class):
     """The update as training compiles it, and the shapes of what it takes for a small rollout."""
     length = 6 * LENGTH  # two minibatches, each of several chunks of the convolutions
     config = PPOConfig(rollout_length=length, minibatch_size=length * ENVS // 2, epochs=2, gae_lambda=0.95)
     assert 2 < config.minibatch_size / chunk_size("cpu", "float32") <= 3
-    network = make_network(network_config, 6, platform)
+    network = make_network(network_config, 6, device_class)
     key = jax.eval_shape(lambda: jax.random.key(0))
     data = jax.eval_shape(lambda key: random_rollout(key, network, length, ENVS, 6), key)
     state = jax.eval_shape(

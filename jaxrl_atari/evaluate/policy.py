@@ -16,7 +16,7 @@ from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.frames import arrange_stacks
-from jaxrl_atari.hardware.gpus import network_platform
+from jaxrl_atari.hardware.gpus import device_class
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
@@ -145,7 +145,7 @@ class Policy:
 def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, num_actions: int) -> Policy:
     """The policy of a pickle, from the values that `Policy.__reduce__` put there; `params` are NumPy arrays."""
     device = pick_device("auto")
-    network = make_network(config.network, num_actions, network_platform(device))
+    network = make_network(config.network, num_actions, device_class(device))
     return Policy(config, network, jax.device_put(params, device), device, session_dir, env_steps, num_actions)
 
 
@@ -217,7 +217,7 @@ def load_policy(
     config = config_from_dict(meta["config"])
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
-    network = make_network(config.network, meta["num_actions"], network_platform(device))
+    network = make_network(config.network, meta["num_actions"], device_class(device))
     return Policy(
         config=dataclasses.replace(config, env=env),
         network=network,

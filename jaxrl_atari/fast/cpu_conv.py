@@ -120,19 +120,19 @@ def acting_params(params: Any, dtype: Any) -> Any:
     return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
-def chunk_size(platform: str, dtype: Any) -> int:
+def chunk_size(device_class: str, dtype: Any) -> int:
     """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
 
     On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other
     CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
 
     Args:
-        platform: as `hardware.gpus.network_platform` names it.
+        device_class: as `hardware.gpus.device_class` names it.
         dtype: type of the torso's arithmetic.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return 32
-    return 16 if platform in ("cpu", "bfloat16 cpu") else 64
+    return 16 if device_class in ("cpu", "bfloat16 cpu") else 64
 
 
 # --- The torso ---------------------------------------------------------------------------------------------------

@@ -195,23 +195,24 @@ def driver_version() -> str | None:
     return None
 
 
-def network_platform(*devices: jax.Device) -> str:
-    """The platform for which `make_network` makes a network. It says how the devices compute bfloat16.
+def device_class(*devices: jax.Device) -> str:
+    """How devices compute bfloat16, which decides the form and the arithmetic of a network (`network_forms.py`).
 
-    | platform | devices |
+    | class | devices |
     |---|---|
     | "gpu" | GPUs with bfloat16 units |
     | "old gpu" | GPUs, at least one of them from before Ampere |
     | "amx cpu" | a CPU with AVX512-BF16 and AMX |
     | "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
     | "cpu" | any other CPU |
+    | name of another JAX platform, such as "tpu" | its devices |
     """
     gpus = [device for device in devices if device.platform == "gpu"]
     # A GPU of another process may report no compute capability.
     if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):
         return "old gpu"
-    sets = read_cpu().instruction_sets
     platform = devices[0].platform
+    sets = read_cpu().instruction_sets
     if platform != "cpu" or "BF16" not in sets:
         return platform
     return "amx cpu" if "AMX" in sets else "bfloat16 cpu"
