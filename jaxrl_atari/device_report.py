@@ -17,7 +17,7 @@ from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import driver_version, visible
+from jaxrl_atari.hardware.gpus import driver_version, visible_gpus
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.output import say
 from jaxrl_atari.update_memory import memory_report
@@ -41,28 +41,28 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
     Returns:
         What fails: the driver or a device.
     """
-    shown = visible()
+    visible = visible_gpus()
     print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
     gpu_devices = start_gpus()
 
     faults = []
-    if shown.fault == "failed":
-        faults.append(shown.why_none)
-    if len(gpu_devices) < len(shown.gpus):
-        faults.append(visible().why_none or f"JAX has {len(gpu_devices)} of {len(shown.gpus)} GPUs")
+    if visible.fault == "driver":
+        faults.append(visible.why_none)
+    if len(gpu_devices) < len(visible.gpus):  # if JAX could not start on them, none is visible any more
+        faults.append(visible_gpus().why_none or f"JAX has {len(gpu_devices)} of {len(visible.gpus)} GPUs")
     faults += try_devices([*gpu_devices, jax.devices("cpu")[0]])
-    if not shown.gpus and shown.fault == "none":
-        say(f"no GPU: {shown.why_none}")
+    if not visible.gpus and visible.fault is None:
+        say(f"no GPU: {visible.why_none}")
 
     print_choices(gpu_devices)
     if with_memory and not faults:
         say(memory_report(config, learner_devices(config.devices, gpu_devices)))
 
     problems = [*faults]
-    if shown.fault == "unused":
-        problems.append(shown.why_none)
+    if visible.fault == "plugin":
+        problems.append(visible.why_none)
     for problem in problems:
         say(f"problem: {problem}")
     if not problems:
@@ -97,14 +97,14 @@ def print_choices(gpu_devices: Sequence[jax.Device]) -> None:
     """Prints the device that each value of `devices.gpu` picks."""
     for option in ("auto", True, False, *range(len(gpu_devices))):
         try:
-            choice = learner_devices(DevicesConfig(gpu=option), gpu_devices)[0]
+            device = learner_devices(DevicesConfig(gpu=option), gpu_devices)[0]
         except UserError:
-            choice = "an error"
-        say(f"devices.gpu = {str(option).lower():6}{choice}")
+            device = "an error"
+        say(f"devices.gpu = {str(option).lower():6}{device}")
 
 
 def learner_devices(devices: DevicesConfig, gpu_devices: Sequence[jax.Device]) -> list[jax.Device]:
-    """The devices that would learn with these options.
+    """The devices of this process that would learn with these options.
 
     Args:
         gpu_devices: all visible GPUs, on which JAX has started.

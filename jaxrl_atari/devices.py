@@ -14,7 +14,8 @@ from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import device_class, gpu_provider, visible
+from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
 from jaxrl_atari.option_forms import GpuOption
 
 
@@ -24,7 +25,7 @@ class Placement(NamedTuple):
     learner: tuple[jax.Device, ...]  # of all processes
     actors: tuple[jax.Device, ...]  # for each learner device of this process, the device that acts for it
     evaluator: jax.Device
-    reason: str  # why the learner has these devices
+    why_learner: str  # why the learner has these devices
 
     @property
     def home(self) -> jax.Device:
@@ -49,7 +50,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     chosen = limit_jax(devices, field)
     found = start_gpus()
     cpus = jax.devices("cpu")
-    if chosen.gpus and not visible().gpus:  # JAX could not start on them, and `start_gpus` has forbidden them
+    if chosen.gpus and not visible_gpus().gpus:  # JAX could not start on them, and `start_gpus` has forbidden them
         return place(devices, field)  # `auto` now means the CPU; other options are an error
     here = jax.process_index()
     gpus = {gpu_provider().index(device): device for device in found if device.process_index == here}
@@ -73,7 +74,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     local = tuple(device for device in learner if device.process_index == here)
     actors = local if devices.actor == "learner" else (device_of(chosen.actor),) * len(local)
     evaluator = local[0] if devices.evaluator == "learner" else device_of(chosen.evaluator)
-    return Placement(learner, actors, evaluator, chosen.reason)
+    return Placement(learner, actors, evaluator, chosen.why_learner)
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
@@ -81,6 +82,29 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
     options = DevicesConfig(gpu=gpu)
     check_fields(options, "devices.")
     return place(options, field).home
+
+
+def device_class(*devices: jax.Device) -> str:
+    """How devices compute bfloat16, which decides the form and the arithmetic of a network (`network_forms.py`).
+
+    | class | devices |
+    |---|---|
+    | "gpu" | GPUs with bfloat16 units |
+    | "old gpu" | GPUs, at least one of them from before Ampere |
+    | "amx cpu" | a CPU with AVX512-BF16 and AMX |
+    | "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
+    | "cpu" | any other CPU |
+    | name of another JAX platform, such as "tpu" | its devices |
+    """
+    gpus = [device for device in devices if device.platform == "gpu"]
+    # A GPU of another process may report no compute capability.
+    if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):
+        return "old gpu"
+    platform = devices[0].platform
+    sets = read_cpu().instruction_sets
+    if platform != "cpu" or "BF16" not in sets:
+        return platform
+    return "amx cpu" if "AMX" in sets else "bfloat16 cpu"
 
 
 # --- Check of placement ------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ A network is written as a flax module (`networks.py`). The rest of the package g
     make_network(config, num_actions, device_class)       where one class learns and acts, or only acts
     make_networks(config, num_actions, learner, actor)    for a session, where the two may differ
 
-Device classes, such as "gpu" and "amx cpu", are those of `hardware.gpus.device_class`. A network has two forms,
+Device classes, such as "gpu" and "amx cpu", are those of `devices.device_class`. A network has two forms,
 and `nature` has a third, with the same parameters and in the same arithmetic:
 
     form                 `network.conv`   with `auto`              what computes

@@ -34,7 +34,7 @@ def provenance(config: Config, placement: Placement, compute_dtype: str) -> dict
 
 def device_text(placement: Placement, compute_dtype: str, evaluates: bool) -> str:
     """The devices that learn, act and evaluate, why they were chosen, and the arithmetic, in one line."""
-    text = f"{', '.join(map(str, placement.learner))} ({placement.reason})"
+    text = f"{', '.join(map(str, placement.learner))} ({placement.why_learner})"
     if not {*placement.actors} <= {*placement.learner}:
         text += f"; acts on {', '.join(map(str, dict.fromkeys(placement.actors)))}"
     if evaluates:

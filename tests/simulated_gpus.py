@@ -11,7 +11,7 @@ from itertools import groupby
 
 import jax
 
-from jaxrl_atari.hardware.gpus import Gpu, left_visible, use_provider
+from jaxrl_atari.hardware.gpus import Gpu, obey_cuda_visible_devices, use_provider
 from jaxrl_atari.hardware.runtime import jax_config
 from jaxrl_atari.imports import IMPORTS
 
@@ -22,19 +22,19 @@ class SimulatedGpus:
     def __init__(self, count):
         self._gpus = [Gpu(str(index), "simulated GPU", 0) for index in range(count)]
 
-    def visible(self):
-        return left_visible(self._gpus)
+    def visible_gpus(self):
+        return obey_cuda_visible_devices(self._gpus)
 
-    def forbid(self, reason):
+    def forbid(self, why):
         """Nothing: in one process, a test without GPUs may come before one with some."""
 
     def limit(self, used):
         with contextlib.suppress(RuntimeError):  # JAX has started already and keeps its devices
-            jax_config.update("jax_num_cpu_devices", len(self.visible().gpus) + 1)
+            jax_config.update("jax_num_cpu_devices", len(self.visible_gpus().gpus) + 1)
 
     def start(self):
         processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
-        count = len(self.visible().gpus)
+        count = len(self.visible_gpus().gpus)
         return [device for _, devices in processes for device in list(devices)[1 : count + 1]]
 
     def index(self, device):

@@ -140,7 +140,7 @@ def test_the_sides_of_a_comparison():
     assert [config.overlap for config in configs("overlap=none,update")] == ["none", "update"]
     assert [config.log.graphs for config in configs("log.graphs=true,false")] == [True, False]
     assert [config.devices.evaluator for config in configs("devices.evaluator=false,1")] == [False, 1]
-    if gpus.visible().gpus:
+    if gpus.visible_gpus().gpus:
         assert [config.devices.gpu for config in configs("cpu,gpu")] == [False, True]  # the ratio is GPU / CPU
     else:  # an error before anything is measured
         with pytest.raises(UserError, match=r"devices\.gpu = True: expected a visible GPU"):
@@ -254,15 +254,15 @@ def test_a_comparison_in_real_processes(capsys):
 
 def test_a_side_that_fails_is_an_error(capsys):
     with pytest.raises(UserError, match=r"failed \(exit status 2\): devices.gpu = True: expected a visible GPU"):
-        run(capsys, "--compare", "devices.gpu=true,false") if not gpus.visible().gpus else pytest.skip(
+        run(capsys, "--compare", "devices.gpu=true,false") if not gpus.visible_gpus().gpus else pytest.skip(
             "there is a GPU"
         )
 
 
 @pytest.mark.gpu
 def test_on_a_gpu(capsys):
-    if not gpus.visible().gpus:
-        pytest.skip(f"no GPU here: {gpus.visible().why_none}")
+    if not gpus.visible_gpus().gpus:
+        pytest.skip(f"no GPU here: {gpus.visible_gpus().why_none}")
     benchmark.main(["--repeats", "1", "--seconds", "2", "--parts", "end_to_end,env", "--devices.gpu", "true"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["hardware"]["gpus"]

@@ -11,7 +11,7 @@ from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import choose_devices, rotate, session_gpus
-from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
 
 GIB = 2**30
@@ -41,38 +41,39 @@ def _clean(monkeypatch):
 def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-    shown, problem, fault = visible()
-    assert [gpu.name for gpu in shown] == expected
-    assert {(gpu.model, gpu.memory) for gpu in shown} <= {("H100", 24 * GIB)}
-    assert (problem, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", "none")
+    found, why_none, fault = visible_gpus()
+    assert [gpu.name for gpu in found] == expected
+    assert {(gpu.model, gpu.memory) for gpu in found} <= {("H100", 24 * GIB)}
+    assert (why_none, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", None)
     assert gpus.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # CUDA counts as NVML does
 
 
 @pytest.mark.parametrize(
-    ("variables", "problem", "fault"),
+    ("variables", "why_none", "fault"),
     [
-        ({"FAKE_NVML_ERROR": "12"}, "there is no NVIDIA driver", "none"),
-        ({"FAKE_NVML_ERROR": "9"}, "there is no NVIDIA driver", "none"),
-        ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18", "failed"),
-        ({"FAKE_GPUS": "0"}, "this machine has no GPU", "none"),
+        ({"FAKE_NVML_ERROR": "12"}, "there is no NVIDIA driver", None),
+        ({"FAKE_NVML_ERROR": "9"}, "there is no NVIDIA driver", None),
+        ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18", "driver"),
+        ({"FAKE_GPUS": "0"}, "this machine has no GPU", None),
     ],
 )
-def test_the_reason_for_no_gpu(variables, problem, fault, machine, monkeypatch):
+def test_the_reason_for_no_gpu(variables, why_none, fault, machine, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert visible() == ((), problem, fault)
+    assert visible_gpus() == ((), why_none, fault)
 
 
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
-    assert visible() == ((), "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'", "unused")
+    why_none = "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'"
+    assert visible_gpus() == ((), why_none, "plugin")
 
 
 def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
     simulate(3)
     for names, expected in (("2,0", "20"), ("", ""), ("-1", ""), ("1,7,0", "1")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-        assert "".join(gpu.name for gpu in visible().gpus) == expected
+        assert "".join(gpu.name for gpu in visible_gpus().gpus) == expected
 
 
 # --- The gpu option and the devices of a session -----------------------------------------------------------------
@@ -86,7 +87,7 @@ place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs
 for text in sys.argv[1:]:
     try:
         found = place(DevicesConfig(gpu=parse_choice(text)), "--gpu")
-        print(found.home.platform, found.home, found.reason, sep="|")
+        print(found.home.platform, found.home, found.why_learner, sep="|")
     except Exception as error:
         print(type(error).__name__, error, sep="|")
 """
@@ -112,7 +113,7 @@ def test_gpu_option_without_a_gpu(simulate, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     found = place(DevicesConfig())
     assert found.home.platform == "cpu"
-    assert found.reason == "devices.gpu = auto, and there is no GPU: CUDA_VISIBLE_DEVICES='-1' leaves none"
+    assert found.why_learner == "devices.gpu = auto, and there is no GPU: CUDA_VISIBLE_DEVICES='-1' leaves none"
     for gpu in (True, 0):
         with pytest.raises(
             ConfigError, match=r"visible: none; CUDA_VISIBLE_DEVICES='-1' leaves none.*use auto or false"
@@ -141,8 +142,8 @@ def test_devices_of_a_session(simulate):
 
 @pytest.mark.gpu
 def test_gpu_option_on_a_real_gpu():
-    if not visible().gpus:
-        pytest.skip(f"no GPU: {visible().why_none}")
+    if not visible_gpus().gpus:
+        pytest.skip(f"no GPU: {visible_gpus().why_none}")
     result = python("-c", PICK, "auto", "true", "0", "99", **SHOWN)
     first = [line.split("|")[0] for line in result.stdout.splitlines()]
     assert first == ["gpu", "gpu", "gpu", "ConfigError"], result.stdout + result.stderr
@@ -159,8 +160,8 @@ print(any(name.startswith("/dev/nvidia") for name in opened))
 
 @pytest.mark.gpu
 def test_gpu_false_does_not_touch_a_real_gpu():
-    if not visible().gpus:
-        pytest.skip(f"no GPU: {visible().why_none}")
+    if not visible_gpus().gpus:
+        pytest.skip(f"no GPU: {visible_gpus().why_none}")
     assert python("-c", FALSE, **SHOWN).stdout.split() == ["cpu", "cpu", "False"]
 
 
@@ -261,12 +262,12 @@ def test_equal_shares_leave_room_for_contexts_and_handles():
 
 @pytest.mark.gpu
 def test_memory_fraction_on_a_real_gpu():
-    if not visible().gpus:
-        pytest.skip(f"no GPU: {visible().why_none}")
+    if not visible_gpus().gpus:
+        pytest.skip(f"no GPU: {visible_gpus().why_none}")
     code = (
-        "from jaxrl_atari.devices import *; from jaxrl_atari.hardware.gpus import visible;"
+        "from jaxrl_atari.devices import *; from jaxrl_atari.hardware.gpus import visible_gpus;"
         "device = place(DevicesConfig(gpu=0, memory_fraction=0.25)).home;"
-        "print(device.memory_stats()['bytes_limit'] / visible().gpus[0].memory)"
+        "print(device.memory_stats()['bytes_limit'] / visible_gpus().gpus[0].memory)"
     )
     assert float(python("-c", code, **SHOWN).stdout) == pytest.approx(0.25, abs=0.02)
 

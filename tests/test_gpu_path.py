@@ -21,13 +21,13 @@ from fake_cuda import SHOWN, FakeMachine, python
 from simulated_gpus import simulated
 from user_commands import ROOT, free_address, user_environment
 
+from jaxrl_atari import devices
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
-from jaxrl_atari.devices import pick_device
+from jaxrl_atari.devices import device_class, pick_device
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
-from jaxrl_atari.hardware.gpus import device_class, visible
+from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.network_forms import make_network
@@ -199,17 +199,17 @@ def test_one_session_on_two_simulated_gpus(tmp_path):
     ("capability", "expected"), [("7.5", "float32"), ("8.0", "bfloat16"), ("12.1", "bfloat16")]
 )
 def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
-    devices = [SimpleNamespace(platform="gpu", compute_capability=number) for number in ("9.0", capability)]
-    oldest = device_class(*devices)
-    assert make_network(NetworkConfig(), 4, oldest).dtype == expected
-    assert make_network(NetworkConfig(compute_dtype="bfloat16"), 4, oldest).dtype == jnp.bfloat16
+    both = [SimpleNamespace(platform="gpu", compute_capability=number) for number in ("9.0", capability)]
+    older = device_class(*both)
+    assert make_network(NetworkConfig(), 4, older).dtype == expected
+    assert make_network(NetworkConfig(compute_dtype="bfloat16"), 4, older).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(
     ("sets", "expected"), [(("AVX2",), "cpu"), (("AVX2", "BF16"), "bfloat16 cpu"), (("BF16", "AMX"), "amx cpu")]
 )
 def test_the_class_of_a_cpu_is_what_it_multiplies(sets, expected, monkeypatch):
-    monkeypatch.setattr(gpus, "read_cpu", lambda: Cpu("a CPU", sets, 2))
+    monkeypatch.setattr(devices, "read_cpu", lambda: Cpu("a CPU", sets, 2))
     assert device_class(jax.devices("cpu")[0]) == expected
 
 
@@ -228,8 +228,8 @@ def used_gib():
 
 
 def needs_gpus(count):
-    if len(visible().gpus) < count:
-        pytest.skip(f"needs {count} GPUs; {visible().why_none or f'there are {len(visible().gpus)}'}")
+    if len(visible_gpus().gpus) < count:
+        pytest.skip(f"needs {count} GPUs; {visible_gpus().why_none or f'there are {len(visible_gpus().gpus)}'}")
 
 
 @contextlib.contextmanager

@@ -127,7 +127,7 @@ def chunk_size(device_class: str, dtype: Any) -> int:
     CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
 
     Args:
-        device_class: as `hardware.gpus.device_class` names it.
+        device_class: as `devices.device_class` names it.
         dtype: type of the torso's arithmetic.
     """
     if jnp.dtype(dtype) == jnp.float32:

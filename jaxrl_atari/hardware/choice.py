@@ -14,7 +14,7 @@ import jax
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.hardware.gpus import Gpu, Visible, forbid_gpu, gpu_provider, visible
+from jaxrl_atari.hardware.gpus import Gpu, VisibleGpus, forbid_gpu, gpu_provider, visible_gpus
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
 from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 from jaxrl_atari.option_forms import GpuOption, gpu_index
@@ -22,7 +22,7 @@ from jaxrl_atari.option_forms import GpuOption, gpu_index
 Device = TypeVar("Device")
 
 
-def choose_gpu(option: GpuOption | Literal["learner"], shown: Visible, field: str) -> int | None:
+def choose_gpu(option: GpuOption | Literal["learner"], visible: VisibleGpus, field: str) -> int | None:
     """The index of the visible GPU that an option means; None for the CPU, or for the learner's device.
 
     | option | GPU |
@@ -33,19 +33,19 @@ def choose_gpu(option: GpuOption | Literal["learner"], shown: Visible, field: st
     | 0, 1, ... | exactly that one, or an error |
 
     Args:
-        shown: the visible GPUs.
+        visible: the visible GPUs.
         field: name of the option in the error.
 
     Raises:
         ConfigError: there is no such GPU; the message names the visible ones.
     """
-    models = [gpu.model for gpu in shown.gpus]
+    models = [gpu.model for gpu in visible.gpus]
     if option is False or option == "learner" or (option == "auto" and not models):
         return None
     index = 0 if option == "auto" or option is True else option
-    seen = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {shown.why_none}"
+    listed = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {visible.why_none}"
     hint = "use auto or false to run on the CPU"
-    require(index < len(models), field, option, f"a visible GPU (visible: {seen})", hint)
+    require(index < len(models), field, option, f"a visible GPU (visible: {listed})", hint)
     return index
 
 
@@ -72,7 +72,7 @@ class DeviceChoice(NamedTuple):
     learner: tuple[int, ...]  # empty if the CPU learns
     actor: int | None  # None means the CPU, or the learner's device
     evaluator: int | None  # as `actor`
-    reason: str  # why the learner has these devices
+    why_learner: str  # why the learner has these devices
 
 
 def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
@@ -84,13 +84,12 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     Raises:
         ConfigError: this machine does not have these GPUs.
     """
-    why = f"{field} = {str(devices.gpu).lower()}"
-    shown = Visible((), why) if devices.gpu is False else visible()
-    why_none = shown.why_none
-    all_indices = range(len(shown.gpus))
-    first = choose_gpu(devices.gpu, shown, field)
-    actor = choose_gpu(devices.actor, shown, "devices.actor")
-    evaluator = choose_gpu(devices.evaluator, shown, "devices.evaluator")
+    why_learner = f"{field} = {str(devices.gpu).lower()}"
+    visible = VisibleGpus((), why_learner) if devices.gpu is False else visible_gpus()
+    all_indices = range(len(visible.gpus))
+    first = choose_gpu(devices.gpu, visible, field)
+    actor = choose_gpu(devices.actor, visible, "devices.actor")
+    evaluator = choose_gpu(devices.evaluator, visible, "devices.evaluator")
     if devices.distributed:  # `data_parallel` counts the devices of all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
         require(gpu_index(devices.gpu) is None, field, devices.gpu, "no index with devices.distributed", hint)
@@ -98,11 +97,12 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     elif first is not None:
         learner = first_devices(devices, all_indices[first:], f"the GPUs from {first} on")
     else:
-        first_devices(devices, range(_num_cpu_devices()), f"the CPU devices of JAX ({why_none})")
+        # Checks the number. These devices are known only when JAX has started.
+        first_devices(devices, range(_num_cpu_devices()), f"the CPU devices of JAX ({visible.why_none})")
         learner = ()
     if devices.gpu == "auto" and not learner:
-        why += f", and there is no GPU: {why_none}"
-    return DeviceChoice(shown.gpus, why_none, learner, actor, evaluator, why)
+        why_learner += f", and there is no GPU: {visible.why_none}"
+    return DeviceChoice(visible.gpus, visible.why_none, learner, actor, evaluator, why_learner)
 
 
 def _num_cpu_devices() -> int:
@@ -143,9 +143,9 @@ def session_gpus(devices: DevicesConfig, position: int) -> tuple[tuple[int, ...]
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
     names_others = [option for option in (devices.actor, devices.evaluator) if gpu_index(option) is not None]
     if chosen.learner and (devices.distributed or names_others):
-        return all_indices, f"{chosen.reason}; the session sees all GPUs"
+        return all_indices, f"{chosen.why_learner}; the session sees all GPUs"
     if not chosen.learner or gpu_index(devices.gpu) is not None:
-        return chosen.learner, chosen.reason
+        return chosen.learner, chosen.why_learner
     block = rotate(position, len(all_indices), len(chosen.learner), int(offset))
     return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"
 
@@ -167,9 +167,8 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     if devices.deterministic:
         use_deterministic_kernels()
     if chosen.gpus:
-        gpu_provider().limit(
-            {index for index in (*chosen.learner, chosen.actor, chosen.evaluator) if index is not None}
-        )
+        used = {index for index in (*chosen.learner, chosen.actor, chosen.evaluator) if index is not None}
+        gpu_provider().limit(used)
     else:
         forbid_gpu(chosen.why_none)
     return chosen
@@ -181,7 +180,7 @@ def start_gpus() -> list[jax.Device]:
     Raises:
         UserError: a GPU has too little free memory for JAX to start.
     """
-    if not visible().gpus:
+    if not visible_gpus().gpus:
         return []
     try:
         return gpu_provider().start()

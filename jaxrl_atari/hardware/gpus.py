@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import pynvml
 
-from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.runtime import jax_config
 from jaxrl_atari.imports import import_inherited
 
@@ -29,14 +28,13 @@ class Gpu(NamedTuple):
     memory: int  # in bytes; 0 if unknown
 
 
-class Visible(NamedTuple):
+class VisibleGpus(NamedTuple):
     """The GPUs that this process may use, in the order of their indices."""
 
     gpus: tuple[Gpu, ...]
-    why_none: str = ""
-    """Why `gpus` is empty."""
-    fault: Literal["none", "unused", "failed"] = "none"
-    """`failed`: a driver or a device failed; `unused`: the software for the GPUs is not installed."""
+    why_none: str = ""  # why `gpus` is empty
+    fault: Literal["driver", "plugin"] | None = None
+    """What keeps GPUs from being used: a failing driver, or JAX's CUDA plugin, which is not installed."""
 
 
 # --- Providers ---------------------------------------------------------------------------------------------------
@@ -45,16 +43,16 @@ class Visible(NamedTuple):
 class Provider(Protocol):
     """The GPUs of a machine, and how JAX starts on them."""
 
-    def visible(self) -> Visible:
+    def visible_gpus(self) -> VisibleGpus:
         """The GPUs that JAX could use in this process. Starts no back end."""
         ...
 
-    def forbid(self, reason: str) -> None:
-        """Keeps JAX off the GPUs. From then on, `visible` reports none, with this reason."""
+    def forbid(self, why: str) -> None:
+        """Keeps JAX off the GPUs. From then on, `visible_gpus` has none, and `why` as the reason."""
         ...
 
     def limit(self, used: Collection[int]) -> None:
-        """Lets JAX start only on the GPUs with these indices in `visible`."""
+        """Lets JAX start only on the visible GPUs with these indices."""
         ...
 
     def start(self) -> list[jax.Device]:
@@ -62,7 +60,7 @@ class Provider(Protocol):
         ...
 
     def index(self, device: jax.Device) -> int:
-        """The index in `visible` of a device of this process, which `start` has returned."""
+        """The index, among the visible GPUs, of a device of this process that `start` has returned."""
         ...
 
 
@@ -70,34 +68,35 @@ class Nvidia:
     """A `Provider` of NVIDIA's GPUs: NVML lists them, CUDA computes on them."""
 
     def __init__(self) -> None:
-        self._forbidden_because = ""
+        self._why_forbidden = ""
 
-    def visible(self) -> Visible:
+    def visible_gpus(self) -> VisibleGpus:
         """See `Provider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
-        if self._forbidden_because:
-            return Visible((), self._forbidden_because)
+        if self._why_forbidden:
+            return VisibleGpus((), self._why_forbidden)
         platforms = jax_config.jax_platforms
         if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
-            return Visible((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
+            return VisibleGpus((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
         try:
             _start_nvml()
             handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-            found = left_visible([_gpu(handle) for handle in handles], _mig_slice)
+            found = obey_cuda_visible_devices([_gpu(handle) for handle in handles], _mig_slice)
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
-                return Visible((), "there is no NVIDIA driver")
-            return Visible((), f"NVML failed: {error}", "failed")
+                return VisibleGpus((), "there is no NVIDIA driver")
+            return VisibleGpus((), f"NVML failed: {error}", "driver")
         if found.gpus and not any("cuda" in name for name in _jax_plugins()):
-            return Visible((), "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'", "unused")
+            why = "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'"
+            return VisibleGpus((), why, "plugin")
         return found
 
-    def forbid(self, reason: str) -> None:
+    def forbid(self, why: str) -> None:
         """See `Provider`. The first reason stays."""
-        self._forbidden_because = self._forbidden_because or reason
+        self._why_forbidden = self._why_forbidden or why
 
     def limit(self, used: Collection[int]) -> None:
         """See `Provider`."""
-        if len(used) < len(self.visible().gpus):
+        if len(used) < len(self.visible_gpus().gpus):
             jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
         if platforms and "cpu" not in platforms:  # where the first parameters are computed
@@ -129,18 +128,20 @@ def gpu_provider() -> Provider:
     return _provider
 
 
-def visible() -> Visible:
+def visible_gpus() -> VisibleGpus:
     """The GPUs that JAX could use in this process."""
-    return gpu_provider().visible()
+    return gpu_provider().visible_gpus()
 
 
-def forbid_gpu(reason: str = "this process needs none") -> None:
+def forbid_gpu(why: str = "this process needs none") -> None:
     """Keeps JAX off the GPUs, so that it takes none of their memory. Call it before JAX starts its back end."""
-    gpu_provider().forbid(reason)
+    gpu_provider().forbid(why)
     jax_config.update("jax_platforms", "cpu")
 
 
-def left_visible(gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda name: None) -> Visible:
+def obey_cuda_visible_devices(
+    gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda name: None
+) -> VisibleGpus:
     """The GPUs of a machine that CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first unknown name ends the list.
 
     Args:
@@ -148,10 +149,10 @@ def left_visible(gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda
         find: looks up a name that is neither an index nor the start of a name in `gpus`; None if it is unknown.
     """
     if not gpus:
-        return Visible((), "this machine has no GPU")
+        return VisibleGpus((), "this machine has no GPU")
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
-        return Visible(tuple(gpus))
+        return VisibleGpus(tuple(gpus))
     chosen = []
     for name in map(str.strip, names.split(",")):
         numbered = gpus[int(name)] if name.isdecimal() and int(name) < len(gpus) else None
@@ -160,7 +161,10 @@ def left_visible(gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda
         if found is None:
             break
         chosen.append(found)
-    return Visible(tuple(chosen), "" if chosen else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
+    return VisibleGpus(tuple(chosen), "" if chosen else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
+
+
+# --- NVML --------------------------------------------------------------------------------------------------------
 
 
 @cache
@@ -184,35 +188,9 @@ def _jax_plugins() -> list[str]:
     return [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
 
 
-# --- Properties --------------------------------------------------------------------------------------------------
-
-
 def driver_version() -> str | None:
     """Version of the NVIDIA driver; None without a driver."""
     with contextlib.suppress(nvml.NVMLError):
         _start_nvml()
         return nvml.nvmlSystemGetDriverVersion()
     return None
-
-
-def device_class(*devices: jax.Device) -> str:
-    """How devices compute bfloat16, which decides the form and the arithmetic of a network (`network_forms.py`).
-
-    | class | devices |
-    |---|---|
-    | "gpu" | GPUs with bfloat16 units |
-    | "old gpu" | GPUs, at least one of them from before Ampere |
-    | "amx cpu" | a CPU with AVX512-BF16 and AMX |
-    | "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
-    | "cpu" | any other CPU |
-    | name of another JAX platform, such as "tpu" | its devices |
-    """
-    gpus = [device for device in devices if device.platform == "gpu"]
-    # A GPU of another process may report no compute capability.
-    if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):
-        return "old gpu"
-    platform = devices[0].platform
-    sets = read_cpu().instruction_sets
-    if platform != "cpu" or "BF16" not in sets:
-        return platform
-    return "amx cpu" if "AMX" in sets else "bfloat16 cpu"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import psutil
 
-from jaxrl_atari.hardware.gpus import gpu_provider, nvml, visible
+from jaxrl_atari.hardware.gpus import gpu_provider, nvml, visible_gpus
 
 GIB = 2**30
 GPU_COLUMNS = {
@@ -55,7 +55,7 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     """
     provider = gpu_provider()
     used = {provider.index(device) for device in devices if device.platform == "gpu"}
-    names = [gpu.name for index, gpu in enumerate(visible().gpus) if index in used] if used else []
+    names = [gpu.name for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
     process = psutil.Process()
     samples = []
     end = threading.Event()

@@ -144,7 +144,7 @@ def software_and_machine(config: Config) -> dict[str, Any]:
             "instruction_sets": list(cpu.instruction_sets),
             "cores": cpu.cores,
             "memory_gib": psutil.virtual_memory().total / 2**30,
-            "gpus": [gpu.model for gpu in gpus.visible().gpus] if asks_for_gpus else None,
+            "gpus": [gpu.model for gpu in gpus.visible_gpus().gpus] if asks_for_gpus else None,
             "driver": gpus.driver_version() if asks_for_gpus else None,
         },
     }

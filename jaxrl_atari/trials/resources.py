@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
 from jaxrl_atari.output import counted
 
@@ -47,7 +47,7 @@ class MachineShare(NamedTuple):
         """
         devices = replace(config.devices, gpu=False)
         if self.gpu:
-            memory = min((gpu.memory for gpu in visible().gpus), default=0)
+            memory = min((gpu.memory for gpu in visible_gpus().gpus), default=0)
             fraction = memory_fraction(config.devices, int(1 / min(self.gpu, 1)), memory)
             devices = replace(config.devices, memory_fraction=fraction)
         threads = 0 if config.env.backend == "gymnasium" else config.env.num_threads or self.cpu

@@ -8,7 +8,7 @@ from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.envs import THREADS
 from jaxrl_atari.hardware.choice import session_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
-from jaxrl_atari.hardware.gpus import visible
+from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
 from jaxrl_atari.option_forms import gpu_index
 
@@ -71,7 +71,7 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
     """
     if not indices:
         return Slot(f"on CPU ({why})", {})
-    found = visible().gpus
+    found = visible_gpus().gpus
     gpus = [found[index] for index in indices]
     where = f"GPU {','.join(map(str, indices))}"
     variables = {}
