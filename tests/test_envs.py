@@ -205,15 +205,15 @@ def test_life_marks_equal_an_independent_count_of_lives(backend):
 
 
 class Scripted(EnvPool):
-    """A back end that reports what it is told: (game_over, cut_off, lives) of each step."""
+    """A back end that reports what it is told: (terminated, truncated, lives) of each step."""
 
     def __init__(self, *script):
         super().__init__(SimpleNamespace(send=lambda actions: None), 1, num_actions=1)
         self._script = iter(script)
 
     def _recv(self):
-        game_over, cut_off, lives = (np.array([x]) for x in next(self._script))
-        return RawStep(np.zeros((1, 84, 84), np.uint8), np.zeros(1), game_over, cut_off, lives)
+        terminated, truncated, lives = (np.array([x]) for x in next(self._script))
+        return RawStep(np.zeros((1, 84, 84), np.uint8), np.zeros(1), terminated, truncated, lives)
 
     def _reset(self):
         return self._recv()

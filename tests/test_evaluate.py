@@ -146,7 +146,7 @@ def test_a_game_that_waits_for_fire(policy, monkeypatch):
     lines = []
     waiting = always(policy, 0, game="Breakout", max_frames=800)
     result = run_evaluation(waiting, episodes=2, num_envs=2, greedy=True, say=lines.append)
-    assert (result.cut_off, result.mean) == (2, 0)
+    assert (result.num_truncated, result.mean) == (2, 0)
     assert "2 games in progress, longest 150 of 200 env steps" in lines
     assert lines[-1].endswith("200  cut off at env.max_frames")
 
@@ -500,6 +500,9 @@ def test_a_session(own_run, capsys):
 def test_the_default_is_named_an_optimistic_pick(own_run, capsys):
     main([str(own_run), *QUICK, "1", "--backend", "ale"])
     out = capsys.readouterr().out
+    (path,) = own_run.rglob("evaluation_*.json")
+    assert json.loads(path.read_text())["std"] is None  # a single game has no sample standard deviation
+    assert re.search("^   std            -$", out, re.MULTILINE)
     assert (
         "the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest"
         in out

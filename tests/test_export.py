@@ -9,6 +9,7 @@ import sys
 import venv
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +28,11 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export import play
 from jaxrl_atari.export.__main__ import main
 from jaxrl_atari.export.programs import run_jax, run_onnx
-from jaxrl_atari.export.readme import start_of_game
+from jaxrl_atari.export.readme import score_lines, start_of_game
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, apply_module, init_params, initial_carry, make_module
+from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import read_json, write_json
 
@@ -150,6 +152,16 @@ def test_the_readme_has_what_a_score_needs(tmp_path):
         "Start of a game: FIRE, then 0 to 28 no-ops.", "NOOP, FIRE, RIGHT, LEFT, RIGHTFIRE, LEFTFIRE",
     ):  # fmt: skip
         assert words in text
+
+
+@pytest.mark.parametrize("std", [None, 0.0])  # 0.0 is what earlier versions wrote
+def test_the_readme_gives_no_std_of_one_game(std, tmp_path):
+    run_dir = make_run(tmp_path / "run")
+    session_dir = run_dir / "session_0"
+    found = {"env_steps": 200, "episodes": 1, "mean": 12.5, "std": std, "greedy": False, "seed": 4}
+    write_json(session_dir / "evaluation_200.json", found)
+    policy = SimpleNamespace(session_dir=session_dir, env_steps=200)
+    assert score_lines(policy, read_run(run_dir))[-1] == "12.50 over 1 full game, sampled actions, seed 4."
 
 
 @pytest.mark.parametrize(

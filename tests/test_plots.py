@@ -87,7 +87,7 @@ def test_a_session_graph_draws_log_points_and_evaluations(tmp_path, figures):
     session = table(np.arange(50.0), policy_loss=noise, gpu_busy_percent=np.full(50, NAN))
     run = read_run(write_run(tmp_path / "run", [session]))
     (session_dir,) = run.tables
-    (session_dir / "evaluations.csv").write_text("env_steps,episodes,mean,std\n1000,16,1.5,0.5\n2000,16,4,1\n")
+    (session_dir / "evaluations.csv").write_text("env_steps,episodes,mean,std\n1000,16,1.5,0.5\n2000,1,4,\n")
     graphs.plot_session(run, session_dir)
     first, *small = figures[0].axes
     shown = lines(first)

@@ -285,6 +285,18 @@ def test_points_of_tensorboard_have_the_times_of_their_rows(tmp_path, monkeypatc
     assert times == {"new": [1_000, 1_060], "old": [4_940, 5_000]}
 
 
+def test_an_evaluation_of_one_game_has_no_std(tmp_path):
+    result = {"env_steps": 200, "episodes": 1, "mean": 1.0, "std": None, "cut_off": 0, "unix_time": 1_090}
+    CsvWriter(tmp_path, 0, 0, print).evaluation(result)
+    assert (tmp_path / "evaluations.csv").read_text().splitlines()[1] == "200,1,1.0,,0,1090"
+    writer = TensorBoardWriter(Config(), tmp_path)  # from the table
+    writer.evaluation(result | {"env_steps": 300})
+    writer.close()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    assert [event.step for event in events.Scalars("evaluation/return_mean")] == [200, 300]
+    assert "evaluation/return_std" not in events.Tags()["scalars"]
+
+
 @pytest.fixture
 def killed(tmp_path):
     """Two sessions that were killed after three log points; the one was resumed, the other begun anew."""

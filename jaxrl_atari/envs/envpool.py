@@ -56,5 +56,5 @@ class EnvpoolPool(EnvPool):
     def _raw(self, returned: tuple) -> RawStep:
         # `reset` returns (frame, info), `recv` (frame, reward, ..., info); `info` has the reward of both.
         frame, *_, info = returned
-        cut_off = info["elapsed_step"] >= self._max_steps
-        return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), cut_off, info["lives"])
+        truncated = info["elapsed_step"] >= self._max_steps
+        return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), truncated, info["lives"])

@@ -85,8 +85,8 @@ class RawStep(NamedTuple):
 
     frame: np.ndarray  # uint8 [n, 84, 84]
     reward: np.ndarray  # [n], raw
-    game_over: np.ndarray  # bool [n]
-    cut_off: np.ndarray  # bool [n]
+    terminated: np.ndarray  # bool [n], the game ended (all lives)
+    truncated: np.ndarray  # bool [n], the game reached its time limit; it may have ended at the same step
     lives: np.ndarray  # int [n]
 
     @classmethod
@@ -189,8 +189,8 @@ class EnvPool:
 
     def _env_step(self, raw: RawStep) -> EnvStep:
         first = self._ended
-        terminated = raw.game_over & ~first
-        truncated = raw.cut_off & ~raw.game_over & ~first
+        terminated = raw.terminated & ~first
+        truncated = raw.truncated & ~raw.terminated & ~first
         self._ended = terminated | truncated
         # A running game with zero lives shows the death scene of the last life. That is not a lost life, because
         # the end of the game follows and is the terminal. OpenAI Baselines' EpisodicLifeEnv has the same rule.

@@ -134,9 +134,10 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
         f"{'game':>6} {'return':>12} {'env steps':>10}"
     )
     result = run_evaluation(policy, options.episodes, seed, options.greedy, options.num_envs, say)
+    std = "-" if result.std is None else f"{result.std:,.1f}"
     say(
-        f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {result.std:>12,.1f}\n"
-        f"{result.cut_off} of {counted(options.episodes, 'game')} cut off at {env.time_limit}"
+        f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {std:>12}\n"
+        f"{result.num_truncated} of {counted(options.episodes, 'game')} cut off at {env.time_limit}"
     )
     values = {
         "session": session_dir.name,
@@ -154,7 +155,7 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
         "episodes": options.episodes,
         "mean": result.mean,
         "std": result.std,
-        "cut_off": result.cut_off,
+        "cut_off": result.num_truncated,
         "returns": [game.episode_return for game in result.games],
         "lengths": [game.length for game in result.games],
         "truncated": [game.truncated for game in result.games],

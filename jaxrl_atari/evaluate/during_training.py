@@ -16,6 +16,7 @@ from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.networks import Network
+from jaxrl_atari.output import counted
 from jaxrl_atari.runs.writers import Row
 
 _log = logging.getLogger(__name__)
@@ -103,13 +104,14 @@ class Evaluator:
                 "episodes": len(result.games),
                 "mean": result.mean,
                 "std": result.std,
-                "cut_off": result.cut_off,
+                "cut_off": result.num_truncated,
                 "unix_time": int(time.time()),
             }
         )
+        spread = "" if result.std is None else f" ± {result.std:,.1f}"
         self._say(
-            f"{at}: mean return {result.mean:,.1f} ± {result.std:,.1f} over {len(result.games)} full games,"
-            f" {result.cut_off} of them cut off at {self._config.env.time_limit}, on {self._device}"
+            f"{at}: mean return {result.mean:,.1f}{spread} over {counted(len(result.games), 'full game')},"
+            f" {result.num_truncated} of them cut off at {self._config.env.time_limit}, on {self._device}"
         )
 
     def close(self) -> None:

@@ -50,8 +50,8 @@ class EvaluationResult(NamedTuple):
     games: tuple[FinishedGame, ...]  # in the order in which they ended
     returns: np.ndarray  # float64 [episodes]
     mean: float  # mean return
-    std: float  # sample standard deviation of the returns; 0 for a single game
-    cut_off: int  # number of games that reached their time limit; their returns count too
+    std: float | None  # sample standard deviation of the returns; None for a single game
+    num_truncated: int  # number of games that reached their time limit; their returns count too
 
 
 @jax.jit
@@ -166,9 +166,13 @@ def run_evaluation(
                 most = counter.in_progress[quota > 0, 1].max()
                 say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
     returns = np.array([game.episode_return for game in games])
-    std = float(np.std(returns, ddof=1)) if len(returns) > 1 else 0.0
-    cut_off = sum(game.truncated for game in games)
-    return EvaluationResult(tuple(games), returns, float(np.mean(returns)), std, cut_off)
+    return EvaluationResult(
+        games=tuple(games),
+        returns=returns,
+        mean=float(np.mean(returns)),
+        std=float(np.std(returns, ddof=1)) if len(returns) > 1 else None,
+        num_truncated=sum(game.truncated for game in games),
+    )
 
 
 @contextlib.contextmanager

@@ -87,7 +87,9 @@ def score_lines(policy: Policy, run: Run) -> list[str]:
     newest = evaluated[-1]
     games = counted(newest["episodes"], "full game")
     actions = "greedy" if newest["greedy"] else "sampled"
-    score = f"{score_text(newest['mean'])} over {games} (std {score_text(newest['std'])} over games)"
+    score = f"{score_text(newest['mean'])} over {games}"
+    if newest["episodes"] > 1:
+        score += f" (std {score_text(newest['std'])} over games)"
     return [
         *lines,
         f"This checkpoint, evaluated in {newest.get('compute_dtype', 'another arithmetic')}: mean return",

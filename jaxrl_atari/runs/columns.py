@@ -56,7 +56,7 @@ TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group ==
 """Where the time since the last log point went; their sum is 100."""
 
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off", "unix_time")
-"""Columns of evaluations.csv; `cut_off` counts the games that reached `env.max_frames`."""
+"""Columns of evaluations.csv. `cut_off` counts the games that reached their time limit; one game has no `std`."""
 
 AXES = ("env_steps", "unix_time")
 """Columns that TensorBoard and Weights & Biases have as axes, and do not draw."""

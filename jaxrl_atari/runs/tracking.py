@@ -27,7 +27,8 @@ def charts(row: Row) -> dict[str, int | float]:
 
 def evaluation_charts(row: Row) -> dict[str, float]:
     """The charts that TensorBoard and Weights & Biases draw of an evaluation."""
-    return {f"evaluation/return_{name}": row[name] for name in ("mean", "std")}
+    known = finite(row)
+    return {f"evaluation/return_{name}": known[name] for name in ("mean", "std") if name in known}
 
 
 class TensorBoardWriter(Writer):

@@ -28,7 +28,7 @@ class Writer:
         """Writes a log point."""
 
     def evaluation(self, row: Row) -> None:
-        """Writes an evaluation during training: a number for each of `EVALUATION_COLUMNS`."""
+        """Writes an evaluation during training: a value for each of `EVALUATION_COLUMNS`, which may be unknown."""
 
     def progress(self, env_steps: int, row: Row) -> None:
         """Called after each update.
