@@ -9,6 +9,7 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import CancelledError
 from importlib.util import find_spec
@@ -25,6 +26,7 @@ from gymnasium.utils.env_checker import check_env
 from PIL import Image
 from sample_runs import flip_bit
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from user_commands import user_environment
 
 from jaxrl_atari import load_policy, make_env, record_video, run_evaluation, run_training
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
@@ -540,9 +542,9 @@ def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
     """A full disk, from the first game on: both sessions are played and shown, and the error names the files."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
-    def on_a_full_disk(*arguments):
+    def on_a_full_disk(*arguments, **named):
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, limits[1]))
-        return run_evaluation(*arguments)
+        return run_evaluation(*arguments, **named)
 
     monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", on_a_full_disk)
     command = [str(own_run), *QUICK, "2", "--sessions", "all", "--checkpoint", "latest"]
@@ -554,6 +556,35 @@ def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
     assert str(error.value).count("File too large") == 3
     out = capsys.readouterr().out
     assert len(re.findall(r"^ +mean +[\d.]+", out, re.M)) == 3
+    assert not list(own_run.rglob("evaluation*"))
+
+
+IN_A_CALLBACK = """
+import gc, signal
+from jaxrl_atari import cli
+from jaxrl_atari.evaluate import __main__ as evaluate
+
+def in_a_callback(phase, info):  # Python swallows what it raises
+    gc.callbacks.remove(in_a_callback)
+    signal.raise_signal(signal.SIGTERM)
+
+def when_the_games_begin(*arguments, **named):
+    gc.callbacks.append(in_a_callback)
+    gc.collect()
+    return play(*arguments, **named)
+
+play = evaluate.run_evaluation
+evaluate.run_evaluation = when_the_games_begin
+cli.run(evaluate.main)
+"""
+
+
+@pytest.mark.long
+def test_a_signal_during_a_callback_ends_the_games(own_run):
+    command = [sys.executable, "-c", IN_A_CALLBACK, own_run, *QUICK, "1000000"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, env=user_environment())
+    assert "Exception ignored" in ended.stderr
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (130, "interrupted")
     assert not list(own_run.rglob("evaluation*"))
 
 

@@ -29,7 +29,15 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     if received:
         os._exit(INTERRUPTED)
     received.append(number)
-    raise KeyboardInterrupt  # Python swallows it in callbacks, such as those of the garbage collector
+    raise KeyboardInterrupt
+
+
+def interrupted() -> bool:
+    """Whether a signal has interrupted the command. A loop that takes long asks at each step.
+
+    Python swallows a KeyboardInterrupt that is raised in a callback, such as one of the garbage collector.
+    """
+    return bool(received)
 
 
 class StopRequest:
@@ -63,7 +71,7 @@ class StopRequest:
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Self:
-        if received:  # a signal that came during a callback; see `interrupt`
+        if interrupted():
             raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
             for number in REQUESTS:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from jaxrl_atari.cli.signals import received
+from jaxrl_atari.cli.signals import interrupted
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import limit_jax
@@ -55,7 +55,7 @@ def join_processes(devices: DevicesConfig) -> None:
             joined = thread.apply_async(jax.distributed.initialize, kwds=options)
             while not joined.ready():
                 joined.wait(0.2)
-                if received:  # a callback, as of the garbage collector, has swallowed the KeyboardInterrupt
+                if interrupted():
                     raise KeyboardInterrupt
             joined.get()
     except (RuntimeError, ValueError) as error:
