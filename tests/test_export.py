@@ -27,7 +27,7 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export import play
 from jaxrl_atari.export.__main__ import main
-from jaxrl_atari.export.programs import run_jax, run_onnx
+from jaxrl_atari.export.programs import NumPyOutputs, largest_difference, run_jax, run_onnx
 from jaxrl_atari.export.readme import score_lines, start_of_game
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.network_forms import make_network
@@ -125,7 +125,7 @@ def test_the_three_programs_compute_what_the_package_does(name, tmp_path, capsys
             outputs = trained_outputs(policy, part, first, carry)
             logits, value, carry = outputs.logits, outputs.value, outputs.carry
             assert np.ptp(logits) > 0.5
-            numpy = play.NETWORKS[name](play.NumPyLayers, params, part, first, memories[0])
+            numpy = play.NETWORKS[name](play.NumPyLayers(), params, part, first, memories[0])
             others = run_onnx(model, part, first, memories[1]), run_jax(program, part, first, memories[2])
             for other in (numpy, *others):
                 assert np.allclose(other[0], logits, rtol=1e-5, atol=1e-5)
@@ -133,6 +133,13 @@ def test_the_three_programs_compute_what_the_package_does(name, tmp_path, capsys
                 for memory, expected in zip(other[2], jax.tree.leaves(carry), strict=True):
                     assert np.allclose(memory, expected, rtol=1e-5, atol=1e-5)
             memories = [each[2] for each in (numpy, *others)]
+
+
+def test_nan_in_any_output_is_a_difference():
+    zeros = NumPyOutputs(np.zeros((2, 3), np.float32), np.zeros(2, np.float32), ())
+    assert largest_difference(zeros, zeros) == 0
+    assert largest_difference(zeros, zeros._replace(value=np.array([0.5, 0]))) == 0.5
+    assert largest_difference(zeros, zeros._replace(value=np.array([np.nan, 0]))) == np.inf
 
 
 def test_the_readme_has_what_a_score_needs(tmp_path):

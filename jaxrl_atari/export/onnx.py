@@ -1,4 +1,4 @@
-"""The ONNX graph of a network, made of the layers that `play.py` calls.
+"""The ONNX graph of a network of `play.py`, whose layers become nodes.
 
 The graph is made with `onnx.helper`. The maintained converter, jax2onnx 0.17, needs an orbax-checkpoint older than
 0.11.37, which cannot read this package's checkpoints.
@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
 
+from jaxrl_atari.export import play
+
 OPSET = 17
 IR_VERSION = 8
 """The versions of onnx 1.12 (2022). The graph needs no newer ones, which would shut out older runtimes."""
@@ -18,10 +20,7 @@ Tensor = str
 
 
 class OnnxLayers:
-    """The layers of `play.NumPyLayers` as nodes of a graph.
-
-    Images are `[N, channels, height, width]`, as in ONNX.
-    """
+    """The `play.Layers` as nodes of a graph. Images are `[N, channels, height, width]`, as in ONNX."""
 
     def __init__(self) -> None:
         self.nodes: list[NodeProto] = []
@@ -41,7 +40,7 @@ class OnnxLayers:
         real = self._node("Cast", stacks, to=TensorProto.FLOAT)
         return self._node("Transpose", self._node("Div", real, self._constant(np.float32(255))), perm=[0, 3, 1, 2])
 
-    def conv(self, x: Tensor, layer: dict[str, Any], stride: int = 1, pad: int = 0) -> Tensor:
+    def conv(self, x: Tensor, layer: play.Parameters, stride: int = 1, pad: int = 0) -> Tensor:
         kernel = self._constant(layer["kernel"].transpose(3, 2, 0, 1))
         bias = self._constant(layer["bias"])
         return self._node("Conv", x, kernel, bias, strides=[stride] * 2, pads=[pad] * 4)
@@ -49,7 +48,7 @@ class OnnxLayers:
     def max_pool(self, x: Tensor) -> Tensor:
         return self._node("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], auto_pad="SAME_UPPER")
 
-    def dense(self, x: Tensor, layer: dict[str, Any]) -> Tensor:
+    def dense(self, x: Tensor, layer: play.Parameters) -> Tensor:
         product = self._node("MatMul", x, self._constant(layer["kernel"]))
         return self._node("Add", product, self._constant(layer["bias"])) if "bias" in layer else product
 
@@ -80,12 +79,14 @@ class OnnxLayers:
         return self._node("Squeeze", x, self._constant(np.array([1])))
 
 
-def make_model(network: Any, params: dict[str, Any], num_actions: int, memory_sizes: list[int]) -> ModelProto:
+def make_model(
+    network: play.Network, params: play.Parameters, num_actions: int, memory_sizes: list[int]
+) -> ModelProto:
     """The graph of a network.
 
     Args:
-        network: a function of `play.NETWORKS`.
-        params: parameters, nested dicts of float32 arrays.
+        network: one of `play.NETWORKS`.
+        params: its parameters, as NumPy arrays.
         num_actions: number of actions.
         memory_sizes: sizes of the arrays of the network's memory; empty if the network is not recurrent.
 
@@ -95,13 +96,11 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory_si
         the outputs `new_memory_<i>`.
     """
     layers = OnnxLayers()
-    remembered = tuple(f"memory_{i}" for i in range(len(memory_sizes)))
-    logits, value, carry = network(layers, params, "stacks", "first", remembered)
-    results = {"logits": logits, "value": value} | {
-        f"new_{name}": x for name, x in zip(remembered, carry, strict=True)
-    }
+    memory = tuple(f"memory_{i}" for i in range(len(memory_sizes)))
+    logits, value, new_memory = network(layers, params, "stacks", "first", memory)
+    results = {"logits": logits, "value": value}
+    results |= {f"new_{name}": new for name, new in zip(memory, new_memory, strict=True)}
     nodes = [*layers.nodes, *(helper.make_node("Identity", [x], [name]) for name, x in results.items())]
-    sizes = [("batch", size) for size in memory_sizes]
 
     def info(name: str, kind: int, shape: tuple) -> Any:
         return helper.make_tensor_value_info(name, kind, shape)
@@ -113,9 +112,9 @@ def make_model(network: Any, params: dict[str, Any], num_actions: int, memory_si
     ]
     if memory_sizes:
         inputs.append(info("first", TensorProto.BOOL, ("batch",)))
-    for name, shape in zip(remembered, sizes, strict=True):
-        inputs.append(info(name, TensorProto.FLOAT, shape))
-        outputs.append(info(f"new_{name}", TensorProto.FLOAT, shape))
+    for name, size in zip(memory, memory_sizes, strict=True):
+        inputs.append(info(name, TensorProto.FLOAT, ("batch", size)))
+        outputs.append(info(f"new_{name}", TensorProto.FLOAT, ("batch", size)))
     graph = helper.make_graph(nodes, "policy", inputs, outputs, layers.constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], producer_name="jaxrl_atari")
     model.ir_version = IR_VERSION

@@ -6,15 +6,16 @@ It needs NumPy and ale-py, but not the package that trained the policy:
     python play.py [--games 3] [--seed 0] [--greedy]
 
 `policy.npz`, beside this file, holds the parameters, and the game and its rules as JSON. To use the policy
-elsewhere, see `load`, `NETWORKS` and `FrameStack`. README.md describes the frames that it expects.
+in a program of your own, see `Policy` and `FrameStack`. README.md describes the frames that it expects.
 """
 
 import argparse
 import json
+import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 INSTALL = "pip install numpy 'ale-py[vector]'"
 
@@ -28,23 +29,65 @@ except ModuleNotFoundError:
     raise SystemExit(f"NumPy is not installed; {INSTALL}") from None
 
 Array = Any
+"""An array of NumPy or, while the graph of policy.onnx is made, the name of one."""
+
 Parameters = dict[str, Any]
+"""Nested dicts of float32 arrays."""
 
 
 # --- Layers ------------------------------------------------------------------------------------------------------
 
 
-class NumPyLayers:
-    """The layers of the networks below, in float32. Images are `[N, height, width, channels]`."""
+class Layers(Protocol):
+    """The layers that a network may call. An implementation chooses the order of the axes of its images."""
 
-    @staticmethod
-    def pixels(stacks: Array) -> Array:
-        """uint8 -> float32 in [0, 1]."""
+    def pixels(self, stacks: Array) -> Array:
+        """Frame stacks, uint8 `[N, 84, 84, 4]`, as images of float32 in [0, 1]."""
+        ...
+
+    def conv(self, x: Array, layer: Parameters, stride: int = 1, pad: int = 0) -> Array:
+        """A convolution. Images get `pad` zeros on each side; the kernel is `[height, width, in, out]`."""
+        ...
+
+    def max_pool(self, x: Array) -> Array:
+        """The maximum of 3x3 windows that move by 2, with TensorFlow's `SAME` padding."""
+        ...
+
+    def dense(self, x: Array, layer: Parameters) -> Array:
+        """`x @ kernel + bias`; a layer may lack the bias."""
+        ...
+
+    def relu(self, x: Array) -> Array: ...
+
+    def sigmoid(self, x: Array) -> Array: ...
+
+    def tanh(self, x: Array) -> Array: ...
+
+    def add(self, x: Array, y: Array) -> Array: ...
+
+    def multiply(self, x: Array, y: Array) -> Array: ...
+
+    def flatten(self, x: Array) -> Array:
+        """Images as `[N, features]`, in the order height, width, channels."""
+        ...
+
+    def forget(self, memory: Array, first: Array) -> Array:
+        """A memory `[N, F]` that is zero where a game starts, bool `[N]`."""
+        ...
+
+    def scalar(self, x: Array) -> Array:
+        """`[N, 1]` -> `[N]`."""
+        ...
+
+
+class NumPyLayers:
+    """The `Layers` in NumPy. Images are `[N, height, width, channels]`."""
+
+    def pixels(self, stacks: Array) -> Array:
         return stacks.astype(np.float32) / np.float32(255)
 
-    @staticmethod
-    def conv(x: Array, layer: Parameters, stride: int = 1, pad: int = 0) -> Array:
-        """A convolution with a kernel `[height, width, in, out]`, as one product of all its windows."""
+    def conv(self, x: Array, layer: Parameters, stride: int = 1, pad: int = 0) -> Array:
+        """As one product of all windows."""
         kernel = layer["kernel"]
         height, width, _, _ = kernel.shape
         x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
@@ -52,64 +95,57 @@ class NumPyLayers:
         # [N, H, W, in, height, width] -> the order of the kernel
         return np.tensordot(windows, kernel.transpose(2, 0, 1, 3), 3) + layer["bias"]
 
-    @staticmethod
-    def max_pool(x: Array) -> Array:
-        """The maximum of 3x3 windows that move by 2, with TensorFlow's `SAME` padding."""
+    def max_pool(self, x: Array) -> Array:
         pads = []
         for size in x.shape[1:3]:
-            total = max(2 * (-(-size // 2) - 1) + 3 - size, 0)
+            windows = math.ceil(size / 2)
+            total = max(2 * (windows - 1) + 3 - size, 0)
             pads.append((total // 2, total - total // 2))
         x = np.pad(x, ((0, 0), *pads, (0, 0)), constant_values=-np.inf)
         return np.lib.stride_tricks.sliding_window_view(x, (3, 3), (1, 2))[:, ::2, ::2].max((-2, -1))
 
-    @staticmethod
-    def dense(x: Array, layer: Parameters) -> Array:
-        """`x @ kernel + bias`; a layer may lack the bias."""
+    def dense(self, x: Array, layer: Parameters) -> Array:
         return x @ layer["kernel"] + layer.get("bias", np.float32(0))
 
-    @staticmethod
-    def relu(x: Array) -> Array:
+    def relu(self, x: Array) -> Array:
         return np.maximum(x, 0)
 
-    @staticmethod
-    def sigmoid(x: Array) -> Array:
+    def sigmoid(self, x: Array) -> Array:
         return 1 / (1 + np.exp(-x))
 
-    @staticmethod
-    def tanh(x: Array) -> Array:
+    def tanh(self, x: Array) -> Array:
         return np.tanh(x)
 
-    @staticmethod
-    def add(x: Array, y: Array) -> Array:
+    def add(self, x: Array, y: Array) -> Array:
         return x + y
 
-    @staticmethod
-    def multiply(x: Array, y: Array) -> Array:
+    def multiply(self, x: Array, y: Array) -> Array:
         return x * y
 
-    @staticmethod
-    def flatten(x: Array) -> Array:
-        """`[N, ...]` -> `[N, features]`."""
+    def flatten(self, x: Array) -> Array:
         return x.reshape(len(x), -1)
 
-    @staticmethod
-    def forget(memory: Array, first: Array) -> Array:
-        """Sets a memory `[N, F]` to zero where a game starts, bool `[N]`."""
+    def forget(self, memory: Array, first: Array) -> Array:
         return np.where(first[:, None], np.float32(0), memory)
 
-    @staticmethod
-    def scalar(x: Array) -> Array:
-        """`[N, 1]` -> `[N]`."""
+    def scalar(self, x: Array) -> Array:
         return x[:, 0]
 
 
 # --- Networks ----------------------------------------------------------------------------------------------------
-# A network takes the layers, the parameters, stacks uint8 [N, 84, 84, 4], first bool [N] (where a game starts) and
-# its memory, a tuple of float32 [N, F] (empty if it is not recurrent). It returns logits [N, actions], value [N]
-# and the memory.
+
+Memory = tuple[Array, ...]
+"""The memory of a network for N games, each array float32 `[N, F]`; empty if the network is not recurrent."""
+
+Network = Callable[[Layers, Parameters, Array, Array, Memory], tuple[Array, Array, Memory]]
+"""(layers, parameters, stacks, first, memory) -> (logits, value, memory).
+
+The stacks are uint8 `[N, 84, 84, 4]`. `first` is bool `[N]`, true where a game starts. Logits are `[N, actions]`,
+and the value is `[N]`.
+"""
 
 
-def nature_torso(layers: Any, params: Parameters, stacks: Array) -> Array:
+def nature_torso(layers: Layers, params: Parameters, stacks: Array) -> Array:
     """The convolutions of Mnih et al. 2015, and a dense layer."""
     x = layers.pixels(stacks)
     x = layers.relu(layers.conv(x, params["conv1"], stride=4))
@@ -118,17 +154,21 @@ def nature_torso(layers: Any, params: Parameters, stacks: Array) -> Array:
     return layers.relu(layers.dense(layers.flatten(x), params["dense"]))
 
 
-def heads(layers: Any, params: Parameters, x: Array) -> tuple[Array, Array]:
+def heads(layers: Layers, params: Parameters, x: Array) -> tuple[Array, Array]:
     """Logits and value."""
     return layers.dense(x, params["policy"]), layers.scalar(layers.dense(x, params["value"]))
 
 
-def nature(layers: Any, params: Parameters, stacks: Array, first: Array, memory: tuple) -> tuple:
+def nature(
+    layers: Layers, params: Parameters, stacks: Array, first: Array, memory: Memory
+) -> tuple[Array, Array, Memory]:
     """The network of Mnih et al. 2015 with two heads."""
     return *heads(layers, params, nature_torso(layers, params, stacks)), ()
 
 
-def impala(layers: Any, params: Parameters, stacks: Array, first: Array, memory: tuple) -> tuple:
+def impala(
+    layers: Layers, params: Parameters, stacks: Array, first: Array, memory: Memory
+) -> tuple[Array, Array, Memory]:
     """The residual network of Espeholt et al. 2018: three sections of five convolutions."""
     x = layers.pixels(stacks)
     number = 0
@@ -143,7 +183,9 @@ def impala(layers: Any, params: Parameters, stacks: Array, first: Array, memory:
     return *heads(layers, params, x), ()
 
 
-def nature_lstm(layers: Any, params: Parameters, stacks: Array, first: Array, memory: tuple) -> tuple:
+def nature_lstm(
+    layers: Layers, params: Parameters, stacks: Array, first: Array, memory: Memory
+) -> tuple[Array, Array, Memory]:
     """`nature` with an LSTM between its features and its heads. The memory is (cell, output)."""
     x = nature_torso(layers, params, stacks)
     gates = params["lstm"]["cell"]
@@ -159,7 +201,7 @@ def nature_lstm(layers: Any, params: Parameters, stacks: Array, first: Array, me
     return *heads(layers, params, hidden), (cell, hidden)
 
 
-NETWORKS = {"nature": nature, "impala": impala, "nature_lstm": nature_lstm}
+NETWORKS: dict[str, Network] = {"nature": nature, "impala": impala, "nature_lstm": nature_lstm}
 
 
 # --- The policy --------------------------------------------------------------------------------------------------
@@ -190,7 +232,7 @@ class Policy:
 
     def outputs(self, stacks: Array, first: Array) -> tuple[Array, Array]:
         """Logits `[N, actions]` and value `[N]` of one step. The memory is kept for the next step."""
-        logits, value, self.memory = self.network(NumPyLayers, self.params, stacks, first, self.memory)
+        logits, value, self.memory = self.network(NumPyLayers(), self.params, stacks, first, self.memory)
         return logits, value
 
 

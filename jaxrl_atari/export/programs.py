@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     """Writes the folder of an export.
 
     Returns:
-        The largest difference between the outputs of the three programs, on random inputs.
+        The largest difference between the outputs of JAX and those of another program, on random inputs.
 
     Raises:
         UserError: the game is not ALE's; `play.NETWORKS` lacks the network; or its function there does not compute
@@ -42,37 +43,38 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     env = policy.config.env
     if env.backend == "gymnasium":
         raise UserError(f"env.backend = 'gymnasium': only ALE games can be exported, not {env.game_name}")
-    name = policy.config.network.name
-    if name not in play.NETWORKS:
+    network_name = policy.config.network.name
+    if network_name not in play.NETWORKS:
         raise UserError(
-            f"network.name = {name!r}: only {', '.join(play.NETWORKS)} can be exported; to export another, "
-            "write it with the layers of jaxrl_atari/export/play.py and enter it in NETWORKS there"
+            f"network.name = {network_name!r}: only {', '.join(play.NETWORKS)} can be exported; to export"
+            " another, write it with the layers of jaxrl_atari/export/play.py and enter it in NETWORKS there"
         )
     params = jax.tree.map(np.asarray, jax.device_get(policy.params))
     num_actions = len(params["policy"]["bias"])
     module = make_module(policy.config.network, num_actions, jnp.float32)
-    carry = initial_carry(module, 4)
-    memory_sizes = [x.shape[1] for x in jax.tree.leaves(carry)]
+    memory_sizes = [x.shape[1] for x in jax.tree.leaves(initial_carry(module, 4))]
     about = describe(policy, memory_sizes)
 
+    network = play.NETWORKS[network_name]
     program = bytes(jax_program(module, params, memory_sizes).serialize())
-    model = make_model(play.NETWORKS[name], params, num_actions, memory_sizes).SerializeToString()
+    model = make_model(network, params, num_actions, memory_sizes).SerializeToString()
     random = np.random.default_rng(0)
     stacks = random.integers(0, 256, (4, 84, 84, 4), np.uint8)
     first = np.array([True, False, False, True])
-    before = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory_sizes)
-    computed = {
-        "JAX": run_jax(program, stacks, first, before),
-        "NumPy": NumPyOutputs(*play.NETWORKS[name](play.NumPyLayers, params, stacks, first, before)),
-        "onnxruntime": run_onnx(model, stacks, first, before),
+    memory = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory_sizes)
+    expected = run_jax(program, stacks, first, memory)
+    others = {
+        "NumPy": NumPyOutputs(*network(play.NumPyLayers(), params, stacks, first, memory)),
+        "onnxruntime": run_onnx(model, stacks, first, memory),
     }
-    differences = {where: largest_difference(computed["JAX"], outputs) for where, outputs in computed.items()}
-    difference = max(differences.values())
-    if not difference <= TOLERANCE:  # also NaN
-        worst = max(differences, key=lambda where: differences[where])
+    differences = {name: largest_difference(expected, outputs) for name, outputs in others.items()}
+    worst = max(differences, key=differences.__getitem__)
+    difference = differences[worst]
+    if difference > TOLERANCE:
         raise UserError(
-            f"network.name = {name!r}: the outputs of {worst} and JAX differ by {difference:.1e}, expected at most"
-            f" {TOLERANCE}; nothing was written: make jaxrl_atari/export/play.py compute what networks.py does"
+            f"network.name = {network_name!r}: the outputs of {worst} and JAX differ by {difference:.1e},"
+            f" expected at most {TOLERANCE}; nothing was written: make jaxrl_atari/export/play.py compute what"
+            " networks.py does"
         )
     files = {
         "policy.npz": parameters_file(params, about),
@@ -183,6 +185,7 @@ def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple)
 
 
 def largest_difference(one: NumPyOutputs, other: NumPyOutputs) -> float:
-    """The largest difference between two outputs, absolute or relative, whichever is smaller."""
+    """The largest difference between two outputs, absolute or relative, whichever is smaller; infinity for NaN."""
     pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    return max(float(np.max(np.abs(a - b) / np.maximum(1, np.abs(a)))) for a, b in pairs)
+    largest = np.max([np.max(np.abs(a - b) / np.maximum(1, np.abs(a))) for a, b in pairs])
+    return math.inf if np.isnan(largest) else float(largest)
