@@ -1,12 +1,11 @@
-"""Coverage of the intervals of suites: how often a 95% interval covers the true value, with our method and
-rliable's.
+"""Coverage of the intervals of suites: how often a 95% interval, ours and that of rliable, has the true value.
 
     python benchmarks/coverage.py [--suites 400 --sessions 2 3 5 10 --games 1 5 26 57]
 
 prints a Markdown table: a row for each number of sessions and games, a column for each statistic. A cell has the
 share of the intervals of `statistics.estimate` that cover the true value, then that of
-`statistics.bootstrap_interval`, which is rliable's, and how much wider ours are, in the median. Where ours shows
-no interval for some of the suites, a third line says for how many it does; the coverage is of those.
+`statistics.bootstrap_interval`, which is rliable's, and how much wider ours are, in the median. If ours has
+no interval for some of the suites, the share that has one follows in parentheses; the coverage is of those.
 
 The games of the simulated suites have the human-normalised mean and the standard deviation over seeds that CleanRL
 reports under `classic`, and normally distributed sessions. The improvement is over a suite whose scores are higher
@@ -95,14 +94,14 @@ def measure(
     ratios = []
     for _ in range(suites):
         suite = draw(sessions)
-        interval = estimate(statistic, *suite).interval
-        narrow = bootstrap_interval(statistic, *suite)
-        assert narrow is not None  # every game has several sessions
-        rliable_holds.append(narrow[0] <= true <= narrow[1])
-        if interval is not None:
-            holds.append(interval[0] <= true <= interval[1])
-            if narrow[1] > narrow[0]:
-                ratios.append((interval[1] - interval[0]) / (narrow[1] - narrow[0]))
+        ours = estimate(statistic, *suite).interval
+        theirs = bootstrap_interval(statistic, *suite)
+        assert theirs is not None  # every game has several sessions
+        rliable_holds.append(theirs[0] <= true <= theirs[1])
+        if ours is not None:
+            holds.append(ours[0] <= true <= ours[1])
+            if theirs[1] > theirs[0]:
+                ratios.append((ours[1] - ours[0]) / (theirs[1] - theirs[0]))
     cell = f"{np.mean(holds):.0%}" if holds else "-"
     cell += f" / {np.mean(rliable_holds):.0%}"
     if ratios:

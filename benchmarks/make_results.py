@@ -125,8 +125,10 @@ def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]
 
 
 def game_table(rows: Sequence[Row]) -> str:
-    """Markdown: a row for each game, protocol and weight decay, over its finished sessions or else the furthest
-    one."""
+    """Markdown: a row for each game, protocol and weight decay.
+
+    It is over the finished sessions or, if there are none, over the one with the most env steps.
+    """
     table = [["game", "protocol", "sessions", "env steps", "`return_ma`", "interval", "references", "random play"]]
     for (game, protocol, weight_decay), sessions in groups(rows, "game", "protocol", "weight_decay").items():
         finished = [row for row in sessions if float(row["env_steps"]) >= ENOUGH * BUDGET]
@@ -154,8 +156,9 @@ def replace_table(page: Path, table: str) -> None:
     Raises:
         UserError: the page lacks the marks.
     """
-    text, marks = page.read_text(encoding="utf-8"), f"{re.escape(START)}.*?{re.escape(END)}"
-    found, count = re.subn(marks, lambda _: f"{START}\n\n{table}\n\n{END}", text, flags=re.S)
+    text = page.read_text(encoding="utf-8")
+    between = f"{re.escape(START)}.*?{re.escape(END)}"
+    found, count = re.subn(between, lambda _: f"{START}\n\n{table}\n\n{END}", text, flags=re.S)
     if count != 1:
         raise UserError(f"{page}: expected the line {START} and, after it, {END}, once each; add them")
     write_file(page, found)

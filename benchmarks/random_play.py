@@ -2,9 +2,9 @@
 
     python benchmarks/random_play.py
 
-plays 30 full games of each game in the table and writes their mean into its column `random_classic_mean`; games
-that have one are left out. Each of 30 environments plays its
-first game to the end: taking the first 30 games that end would favour short ones. It may take hours.
+plays 30 full games of each game in the table and writes their mean return into its column `random_classic_mean`.
+Games that have a value there are left out. Each of 30 environments plays its first game to the end: taking the
+first 30 games that end would favour short ones. It may take hours.
 """
 
 import csv
@@ -22,12 +22,15 @@ GAMES_EACH = 30
 
 def random_returns(game: str) -> list[float]:
     """Returns of the first game of each environment."""
-    pool, rng = make_pool("ale", game, GAMES_EACH, seed=0, rules=PROTOCOLS["classic"]), np.random.default_rng(0)
-    counter, returns = EpisodeCounter(GAMES_EACH), {}
+    pool = make_pool("ale", game, GAMES_EACH, seed=0, rules=PROTOCOLS["classic"])
+    random = np.random.default_rng(0)
+    counter = EpisodeCounter(GAMES_EACH)
     counter.count(pool.reset())
+    returns: dict[int, float] = {}  # environment -> return of its first game
     while len(returns) < GAMES_EACH:
-        for episode in counter.count(pool.step(rng.integers(pool.num_actions, size=GAMES_EACH))):
-            returns.setdefault(episode.env, episode.episode_return)
+        actions = random.integers(pool.num_actions, size=GAMES_EACH)
+        for finished in counter.count(pool.step(actions)):
+            returns.setdefault(finished.env, finished.episode_return)
     pool.close()
     return list(returns.values())
 

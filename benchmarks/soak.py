@@ -39,7 +39,7 @@ FIGURES = ("seconds", "memory_mib", "open_files", "threads", "files", "files_mib
 
 
 def sample(process: psutil.Process, run_dir: Path) -> list[float]:
-    """Figures of the process, and of its files other than logs, in the order of `FIGURES` after the first.
+    """The `FIGURES` after the first: of the process, and of its files other than logs.
 
     Memory is what is resident, not the part that is the process's own (USS): that part rises when another process
     that shares its libraries ends.
@@ -49,7 +49,8 @@ def sample(process: psutil.Process, run_dir: Path) -> list[float]:
         for name in names:
             with contextlib.suppress(FileNotFoundError):
                 size = os.stat(os.path.join(folder, name)).st_size
-                sizes += [] if name.endswith(".csv") or "tfevents" in name else [size]
+                if not name.endswith(".csv") and "tfevents" not in name:
+                    sizes.append(size)
     memory = process.memory_info().rss / 2**20
     return [memory, process.num_fds(), process.num_threads(), len(sizes), sum(sizes) / 2**20]
 
@@ -61,20 +62,25 @@ def main(hours: float = 2.0, output_dir: Path = Path("data")) -> None:
     )
     output_dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="soak_", dir=output_dir))
-    run_dir, rows = folder / "run", []
+    run_dir = folder / "run"
+    rows = []
     command = [sys.executable, "-m", "jaxrl_atari.train", *OPTIONS, "--run-dir", str(run_dir)]
     with (
         open(folder / "output.txt", "w") as output,
         open(folder / "soak.csv", "w", newline="", buffering=1) as table,
         subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as training,
     ):
-        process, start, write = psutil.Process(training.pid), time.monotonic(), csv.writer(table).writerow
-        write(FIGURES)
+        process = psutil.Process(training.pid)
+        writer = csv.writer(table)
+        writer.writerow(FIGURES)
+        start = time.monotonic()
+        elapsed = 0.0
         try:
-            while (elapsed := time.monotonic() - start) < hours * 3600 and training.poll() is None:
+            while elapsed < hours * 3600 and training.poll() is None:
                 rows.append([elapsed, *sample(process, run_dir)])
-                write(rows[-1])
+                writer.writerow(rows[-1])
                 time.sleep(10)
+                elapsed = time.monotonic() - start
             ended = training.poll()
         finally:
             training.terminate()
@@ -90,13 +96,17 @@ def report(rows: Sequence[Sequence[float]]) -> None:
         SessionsFailed: one of them grew.
     """
     seconds, *columns = np.array([row for row in rows if row[0] >= WARM_UP_SECONDS]).T
-    half, found, growing = len(seconds) // 2, {}, []
+    half = len(seconds) // 2
+    found = {}
+    growing = []
     for name, values in zip(FIGURES[1:], columns, strict=True):
         per_hour = float(np.polyfit(seconds / 3600, values, 1)[0])  # the least-squares line
         growth = float(values[half:].max() / values[:half].max())
         found[name] = {"min": values.min(), "max": values.max(), "per_hour": per_hour, "growth": growth}
-        say(f"{name:<12}" + "".join(f"{key} {value:>10,.2f}   " for key, value in found[name].items()))
-        if per_hour > MAX_MIB_PER_HOUR if name == "memory_mib" else growth > MAX_GROWTH:
+        cells = [f"{key} {value:>10,.2f}   " for key, value in found[name].items()]
+        say(f"{name:<12}{''.join(cells)}")
+        grows = per_hour > MAX_MIB_PER_HOUR if name == "memory_mib" else growth > MAX_GROWTH
+        if grows:
             growing.append(name)
     say(json.dumps({"hours": seconds[-1] / 3600, **found}))
     if growing:

@@ -18,8 +18,16 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 WARM_UP = 4  # iterations of each training before the first turn
+
+
+class Turn(NamedTuple):
+    """The seconds that an iteration took."""
+
+    wall: float
+    cpu: float
 
 
 class Training:
@@ -71,12 +79,12 @@ class Training:
         lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
 
-    def turn(self) -> tuple[float, float]:
-        """Runs one iteration; returns its seconds and its CPU seconds."""
+    def turn(self) -> Turn:
+        """Runs one iteration."""
         cpu = self.cpu_seconds()
         start = time.monotonic()
         self.run_until(self.iterations() + 1)
-        return time.monotonic() - start, self.cpu_seconds() - cpu
+        return Turn(time.monotonic() - start, self.cpu_seconds() - cpu)
 
 
 def compare(sides: list[str], blocks: int, updates: int, options: list[str]) -> None:
@@ -87,18 +95,19 @@ def compare(sides: list[str], blocks: int, updates: int, options: list[str]) -> 
             for name, side in zip("ab", sides, strict=True):
                 trainings.append(Training(side, Path(folder) / name, options))
                 trainings[-1].run_until(WARM_UP)
-            pairs = []  # the two turns of each pair, each with its wall and CPU seconds
-            for number in range(blocks * updates):
-                pair: list[tuple[float, float]] = [(0.0, 0.0)] * 2
-                for index in (0, 1) if number % 2 == 0 else (1, 0):
-                    pair[index] = trainings[index].turn()
-                pairs.append(pair)
-            for kind, name in enumerate(("wall", "CPU")):
-                totals = [
-                    [sum(pair[index][kind] for pair in pairs[start : start + updates]) for index in (0, 1)]
-                    for start in range(0, len(pairs), updates)
-                ]
-                ratios = [first / second for first, second in totals]
+            first, second = trainings
+            wall_ratios = []  # of each block: the speed of the second training, divided by that of the first
+            cpu_ratios = []
+            for block in range(blocks):
+                turns: dict[Training, list[Turn]] = {first: [], second: []}
+                for number in range(block * updates, (block + 1) * updates):
+                    for training in (first, second) if number % 2 == 0 else (second, first):
+                        turns[training].append(training.turn())
+                wall = {training: sum(turn.wall for turn in taken) for training, taken in turns.items()}
+                cpu = {training: sum(turn.cpu for turn in taken) for training, taken in turns.items()}
+                wall_ratios.append(wall[first] / wall[second])
+                cpu_ratios.append(cpu[first] / cpu[second])
+            for name, ratios in (("wall", wall_ratios), ("CPU", cpu_ratios)):
                 each = " ".join(f"{ratio:.3f}" for ratio in ratios)
                 ratio = statistics.median(ratios)
                 print(f"{sides[1]} is {ratio:.3f} times as fast as {sides[0]} in {name} time; blocks: {each}")

@@ -8,7 +8,7 @@ Written as a competent PyTorch user would, after CleanRL's `ppo_atari_envpool.py
 | mode | |
 |---|---|
 | `plain` | stock PyTorch in float32 |
-| `tuned` | and channels_last arrays, and malloc thresholds with which glibc keeps freed memory |
+| `tuned` | `plain` with channels_last arrays, and malloc thresholds with which glibc keeps freed memory |
 | `bfloat16` | `tuned`, with the network under `torch.autocast` to bfloat16 |
 | `best` | `tuned` with a fused AdamW, and the fastest of the candidates below on this machine |
 
@@ -16,9 +16,9 @@ The candidates of `best`: float32; where the CPU multiplies bfloat16, also autoc
 oneDNN computes in bfloat16; then the fastest of these with policy and loss compiled by `torch.compile`. They are
 timed before the measurement, on minibatches and steps of the real sizes. One that fails is left out.
 
-The program restarts itself with malloc's environment variables. The last line of the output is JSON, with the
-choice of `best` and the seconds of each candidate. `python benchmarks/compare_torch.py` runs all modes beside
-jaxrl_atari, in turns.
+In all modes but `plain`, the program restarts itself with malloc's environment variables. The last line of the
+output is JSON, with the choice of `best` and the seconds of each candidate. In turns with jaxrl_atari,
+`python benchmarks/compare_torch.py` runs all modes.
 """
 
 import copy
@@ -40,11 +40,21 @@ from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.hardware.cpu import read_cpu
 
-FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS = "float32", "bfloat16 autocast", "float32, products in bfloat16"
+FLOAT32 = "float32"
+AUTOCAST = "bfloat16 autocast"
+BFLOAT16_PRODUCTS = "float32, products in bfloat16"
 
-NUM_ENVS, LENGTH, EPOCHS, MINIBATCH = 16, 128, 4, 256
-LEARNING_RATE, GAMMA, CLIP, ENTROPY_COEF, VALUE_COEF, MAX_NORM = 2.5e-4, 0.99, 0.1, 0.01, 0.5, 0.5
+NUM_ENVS = 16
+LENGTH = 128
+EPOCHS = 4
+MINIBATCH = 256
+LEARNING_RATE = 2.5e-4
+GAMMA = 0.99
 GAE_LAMBDA = 0.95
+CLIP = 0.1
+ENTROPY_COEF = 0.01
+VALUE_COEF = 0.5
+MAX_NORM = 0.5
 MALLOC = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str((1 << 31) - 1),
@@ -71,7 +81,8 @@ class Agent(nn.Module):
             nn.Flatten(),
             layer(nn.Linear(64 * 7 * 7, 512)), nn.ReLU(),
         )  # fmt: skip
-        self.policy, self.value = layer(nn.Linear(512, num_actions), 0.01), layer(nn.Linear(512, 1), 1.0)
+        self.policy = layer(nn.Linear(512, num_actions), 0.01)
+        self.value = layer(nn.Linear(512, 1), 1.0)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         features = self.torso(x)
@@ -97,17 +108,17 @@ class Loop:
         stack = (84, 84, 4) if self.channels_last else (4, 84, 84)
         self.frames = torch.zeros((*shape, *stack), dtype=torch.uint8)
         self.actions = torch.zeros(shape, dtype=torch.int64)
-        self.log_probs, self.values, self.rewards = torch.zeros(shape), torch.zeros(shape), torch.zeros(shape)
-        self.terminated, self.truncated = (
-            torch.zeros(shape, dtype=torch.bool),
-            torch.zeros(shape, dtype=torch.bool),
-        )
+        self.log_probs = torch.zeros(shape)
+        self.values = torch.zeros(shape)
+        self.rewards = torch.zeros(shape)
+        self.terminated = torch.zeros(shape, dtype=torch.bool)
+        self.truncated = torch.zeros(shape, dtype=torch.bool)
         self.weights = torch.zeros(shape)
         self.stacks = np.zeros((NUM_ENVS, *stack), np.uint8)
         self._push(self.pool.reset())
 
     def _push(self, step) -> None:
-        """The newest frames into the stacks; a new game's first frame fills its stack."""
+        """Puts the newest frames into the stacks. A new game's first frame fills its stack."""
         oldest_first = np.moveaxis(self.stacks, -1, 1) if self.channels_last else self.stacks
         oldest_first[:, :-1] = oldest_first[:, 1:]
         oldest_first[:, -1] = step.frame
@@ -116,12 +127,12 @@ class Loop:
 
     def use(self, arithmetic: str, compiled: bool = False) -> None:
         """Sets the arithmetic of the network, and whether `torch.compile` compiles the policy and the loss."""
-        self.arithmetic, self.compiled = arithmetic, compiled
+        self.arithmetic = arithmetic
+        self.compiled = compiled
         precision = "bf16" if arithmetic == BFLOAT16_PRODUCTS else "none"  # the default
         torch.backends.mkldnn.conv.fp32_precision = torch.backends.mkldnn.matmul.fp32_precision = precision
-        self._policy, self._loss = self._network, self._minibatch_loss
-        if compiled:
-            self._policy, self._loss = (torch.compile(each, dynamic=False) for each in (self._policy, self._loss))
+        self._policy = torch.compile(self._network, dynamic=False) if compiled else self._network
+        self._loss = torch.compile(self._minibatch_loss, dynamic=False) if compiled else self._minibatch_loss
 
     def _network(self, stacks: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """uint8 stacks as they are stored -> logits [N, A], values [N]."""
@@ -205,23 +216,25 @@ class Loop:
         return loss.item()
 
     def use_fastest(self, what: str) -> dict[str, float | str]:
-        """Mode `best`: uses the fastest candidate. Returns the seconds of an iteration with each, or why it
-        failed."""
+        """Mode `best`: uses the fastest candidate.
+
+        Returns:
+            Candidate -> the seconds of an iteration with it, or why it failed.
+        """
         before = copy.deepcopy((self.agent.state_dict(), self.optimizer.state_dict()))
         tried: dict[str, float | str] = {}
         seconds: dict[tuple[str, bool], float] = {}
 
         def time_candidate(arithmetic: str, compiled: bool) -> None:
-            name = arithmetic + ", compiled" * compiled
+            name = f"{arithmetic}, compiled" if compiled else arithmetic
             try:
                 self.use(arithmetic, compiled)
                 tried[name] = seconds[arithmetic, compiled] = self._iteration_seconds(what)
             except Exception as error:  # torch.compile needs a C++ compiler, and raises many types
                 tried[name] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
-        for arithmetic in (
-            (FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS) if "BF16" in read_cpu().instruction_sets else (FLOAT32,)
-        ):
+        multiplies_bfloat16 = "BF16" in read_cpu().instruction_sets
+        for arithmetic in (FLOAT32, AUTOCAST, BFLOAT16_PRODUCTS) if multiplies_bfloat16 else (FLOAT32,):
             time_candidate(arithmetic, compiled=False)
         time_candidate(min(seconds, key=seconds.__getitem__)[0], compiled=True)
         self.use(*min(seconds, key=seconds.__getitem__))
@@ -253,8 +266,10 @@ def fastest(function: Callable[[], object]) -> float:
 
 
 def measure(loop: Loop, what: str, iterations: int) -> list[float]:
-    """Per iteration after a first one, gradient samples a second (`update`) or env steps a second
-    (`end_to_end`)."""
+    """The speed of each iteration after a first one.
+
+    It is in gradient samples per second (`update`) or env steps per second (`end_to_end`).
+    """
     env_steps = loop.collect()
     rates = []
     for _ in range(iterations + 1):

@@ -75,7 +75,7 @@ def test_steps_that_start_a_game_are_no_transitions(clock):
     pool = TickingPool(clock)
     pool.reset()
     clock.now = 0.0
-    rate = measure.random_play(pool, seconds=15.0)
+    rate = measure.emulator_speed(pool, seconds=15.0)
     assert clock.now == 16.0  # 8 steps of 2 s
     assert rate == 5 * 6 / 16.0  # steps 4 and 8 start new games: 6 of 8 are transitions
 

@@ -41,7 +41,6 @@ RATES = {
 }
 """Figure -> its explanation, in the order of the table. The `MACHINE_COLUMNS` follow."""
 
-
 ALL_PARTS = ",".join(PARTS)
 
 
@@ -50,7 +49,7 @@ class Options(FromConfig):
     """Measures the speed of training and of its parts."""
 
     parts: str = ALL_PARTS
-    """Parts to measure, separated by commas. A comparison measures the first one."""
+    """Parts to measure, separated by commas. With --compare, one part (default: end_to_end)."""
     repeats: Annotated[int, Limits(1, 10_000)] = 5
     """Repeats of each part, rounds of a comparison, iterations of a trace."""
     seconds: Annotated[float, Limits(0.001, 86_400.0)] = 3.0
@@ -70,10 +69,14 @@ def print_report(result: dict[str, Any]) -> None:
     notes = RATES | {name: f"{COLUMNS[name].unit}; {COLUMNS[name].definition}" for name in MACHINE_COLUMNS}
     for name, note in notes.items():
         if name in result["figures"]:
-            values = [result["figures"][name][key] for key in ("median", "min", "max")]
-            cells = "".join(f"{f'{value:,.0f}' if value >= 100 else f'{value:.3g}':>11}" for value in values)
-            say(f"{name:<28}{cells}   {note}")
+            figure = result["figures"][name]
+            cells = [f"{_figure_text(figure[key]):>11}" for key in ("median", "min", "max")]
+            say(f"{name:<28}{''.join(cells)}   {note}")
     say(f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s")
+
+
+def _figure_text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def check_options(options: Options) -> None:

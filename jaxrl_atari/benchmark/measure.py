@@ -122,10 +122,10 @@ def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     )  # fmt: skip
     with contextlib.closing(pool):
         pool.reset()
-        return {"env_sps": random_play(pool, seconds)}
+        return {"env_sps": emulator_speed(pool, seconds)}
 
 
-def random_play(pool: EnvPool, seconds: float) -> float:
+def emulator_speed(pool: EnvPool, seconds: float) -> float:
     """Env steps per second of a pool with random actions."""
     actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
     steps = itertools.cycle(actions)

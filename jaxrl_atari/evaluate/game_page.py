@@ -37,8 +37,8 @@ class WatchedGame:
     def decided(self, actions: np.ndarray, outputs: Outputs) -> None:
         """Adds the decision of environment 0."""
         logits, value = jax.device_get((outputs.logits[0], outputs.value[0]))
-        odds = np.exp(logits - logits.max())
-        self.probabilities.append(odds / odds.sum())
+        weights = np.exp(logits - logits.max())
+        self.probabilities.append(weights / weights.sum())
         self.values.append(float(value))
         self.chosen.append(int(actions[0]))
 
@@ -67,7 +67,7 @@ def write_game_page(path: Path, video: Path, record: WatchedGame, policy: Policy
         "reward": rewards.tolist(),
         "return": np.cumsum(rewards).tolist(),
         "value": [round(value, 3) for value in record.values],
-        "probabilities": [[round(odds, 4) for odds in each.tolist()] for each in record.probabilities],
+        "probabilities": [[round(p, 4) for p in each.tolist()] for each in record.probabilities],
         "action": record.chosen,
     }
     page = string.Template(GAME_TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
