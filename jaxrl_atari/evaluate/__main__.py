@@ -84,8 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     device = pick_device(options.gpu, field="--gpu")
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
-    numbers = range(read_config(options.run_dir).sessions) if every_session else [options.session]
-    policies = [load_policy(options.run_dir, options.checkpoint, device, i, options.backend) for i in numbers]
+    sessions = range(read_config(options.run_dir).sessions) if every_session else [options.session]
+    policies = [
+        load_policy(options.run_dir, options.checkpoint, device, session, options.backend) for session in sessions
+    ]
     run_dir = policies[0].session_dir.absolute().parent
     if not os.access(policies[0].session_dir, os.W_OK):
         if options.video:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,6 +22,13 @@ from jaxrl_atari.runs.writers import Row
 _log = logging.getLogger(__name__)
 
 
+class RunningEvaluation(NamedTuple):
+    """An evaluation in the thread of an `Evaluator`."""
+
+    policy: Policy
+    result: Future[EvaluationResult]
+
+
 class Evaluator:
     """Plays full games with a snapshot of the parameters, on its own device, one evaluation at a time.
 
@@ -33,7 +40,7 @@ class Evaluator:
         device: the device that acts.
         session_dir: directory of the session.
         say: receives lines for the user.
-        write: receives each result, a row of evaluations.csv.
+        write: receives each result, a row with the `EVALUATION_COLUMNS` of runs/columns.py.
     """
 
     def __init__(
@@ -57,7 +64,7 @@ class Evaluator:
         self._network = network
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
-        self._running: tuple[Policy, Future[EvaluationResult]] | None = None
+        self._running: RunningEvaluation | None = None
 
     def start(self, params: Any, env_steps: int) -> None:
         """Starts an evaluation of a copy of `params`. No other evaluation may be running."""
@@ -72,28 +79,28 @@ class Evaluator:
             run_evaluation, policy, options.episodes, int(seed), options.greedy, options.num_envs,
             cancelled=self._closed.is_set,
         )  # fmt: skip
-        self._running = policy, result
+        self._running = RunningEvaluation(policy, result)
 
     @property
     def policy(self) -> Policy | None:
-        """The policy that is being evaluated, if any; see `poll`."""
-        return self._running and self._running[0]
+        """The policy that is being evaluated; None if no evaluation runs. One that has ended runs until `poll`."""
+        return None if self._running is None else self._running.policy
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:
         """Waits for the running evaluation, if any, and writes its result. Returns early on a stop request."""
-        while self._running and not self._running[1].done() and not stop_requested():
-            wait([self._running[1]], timeout=0.2)
+        while self._running is not None and not self._running.result.done() and not stop_requested():
+            wait([self._running.result], timeout=0.2)
         self.poll()
 
     def poll(self) -> None:
         """Writes the result of the running evaluation, if that has ended."""
-        if self._running is None or not self._running[1].done():
+        if self._running is None or not self._running.result.done():
             return
-        policy, running = self._running
+        policy, ended = self._running
         self._running = None
         at = f"evaluation at {policy.env_steps:,} env steps"
         try:
-            result = running.result()
+            result = ended.result()
         except Exception as error:  # training goes on
             _log.info("%s failed", at, exc_info=True)
             self._say(f"{at} failed: {reason(error)}")

@@ -129,9 +129,9 @@ def run_evaluation(
     Args:
         policy: chooses the actions.
         episodes: number of games.
-        seed: seed of the games and actions. The same seed, `num_envs` and device give the same games.
+        seed: seed of the games and actions. The same seed, device and number of games at once give the same games.
         greedy: take the most probable action instead of sampling.
-        num_envs: number of games played at once.
+        num_envs: number of games played at once, or `episodes` if that is smaller.
         say: receives a line for each game when it ends, and every 30 seconds a line on the games in progress.
         cancelled: asked at each step whether to stop.
 

@@ -5,6 +5,8 @@ import ctypes
 import importlib
 import os
 import time
+import zlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -27,9 +29,10 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 
 @cache
 def tune_process() -> tuple[str, ...]:
-    """Tunes this process: memory, emulator threads, and the cache of compiled programs. Later calls do nothing.
+    """Tunes this process: memory, emulator threads, and the cache of compiled programs.
 
     A setting that the user has made stays. `JAXRL_ATARI_NO_TUNING=1` turns all of this off.
+    Later calls only return the same lines.
 
     Returns:
         Lines for the user on what was set.
@@ -121,14 +124,19 @@ def _is_damaged(program: bytes) -> bool:
     JAX writes zstd if Python has it, and otherwise zlib. A program in zstd that another Python has written counts
     as sound where this Python cannot tell.
     """
-    for name in ("compression.zstd", "zstandard") if program.startswith(ZSTD) else ("zlib",):
-        with contextlib.suppress(ImportError):
-            decompress = importlib.import_module(name).decompress
-            break
-    else:
+    decompress = _zstd_decompress() if program.startswith(ZSTD) else zlib.decompress
+    if decompress is None:
         return False
     try:
         decompress(program)
     except Exception:  # each library has an error of its own
         return True
     return False
+
+
+def _zstd_decompress() -> Callable[[bytes], bytes] | None:
+    """The function of this Python that decompresses zstd; None if it has none."""
+    for module in ("compression.zstd", "zstandard"):
+        with contextlib.suppress(ImportError):
+            return importlib.import_module(module).decompress
+    return None
