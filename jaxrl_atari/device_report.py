@@ -137,8 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
     choose_devices(options.full_config.devices)  # what this machine lacks is an error before anything is printed
-    chosen = sources.config is not None or options.full_config != Config()
-    if print_report(options.full_config, with_memory=chosen):
+    has_config = sources.config is not None or options.full_config != Config()
+    if print_report(options.full_config, with_memory=has_config):
         sys.exit(1)
 
 

@@ -55,16 +55,16 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     here = jax.process_index()
     gpus = {gpu_provider().index(device): device for device in found if device.process_index == here}
 
-    def device_of(index: int | None) -> jax.Device:
-        """The GPU with this index; the CPU for None."""
+    def device_of(index: int | None, option: str) -> jax.Device:
+        """The GPU with the index that an option means; the CPU for None."""
         if index is None:
             return jax.local_devices(backend="cpu")[0]
         expected = f"one of {list(gpus)}, on which JAX has started"
-        require(index in gpus, field, index, expected, "use a fresh process")
+        require(index in gpus, option, index, expected, "use a fresh process")
         return gpus[index]
 
     if chosen.learner and not devices.distributed:
-        learner = tuple(map(device_of, chosen.learner))
+        learner = tuple(device_of(index, field) for index in chosen.learner)
     else:
         learner = first_devices(devices, found if chosen.learner else cpus, "the devices of JAX")
     processes = {device.process_index for device in learner}
@@ -72,8 +72,8 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     enough = len(processes) == jax.process_count()
     require(enough, "devices.data_parallel", devices.data_parallel, expected)
     local = tuple(device for device in learner if device.process_index == here)
-    actors = local if devices.actor == "learner" else (device_of(chosen.actor),) * len(local)
-    evaluator = local[0] if devices.evaluator == "learner" else device_of(chosen.evaluator)
+    actors = local if devices.actor == "learner" else (device_of(chosen.actor, "devices.actor"),) * len(local)
+    evaluator = local[0] if devices.evaluator == "learner" else device_of(chosen.evaluator, "devices.evaluator")
     return Placement(learner, actors, evaluator, chosen.why_learner)
 
 

@@ -23,7 +23,7 @@ from user_commands import ROOT, free_address, user_environment
 
 from jaxrl_atari import devices
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
-from jaxrl_atari.devices import device_class, pick_device
+from jaxrl_atari.devices import device_class, pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
@@ -142,6 +142,8 @@ def test_what_needs_a_fresh_process(simulate, monkeypatch, request):
     simulate(9)
     with pytest.raises(ConfigError, match=r"devices.gpu = 8: expected one of \[0.*6\], on which JAX has started"):
         pick_device(8)  # the tests have eight CPU devices
+    with pytest.raises(ConfigError, match=r"devices.actor = 8: expected one of \[0.*6\], on which JAX"):
+        place(DevicesConfig(actor=8))
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     for options in ({"deterministic": True}, {"memory_fraction": 0.5}):
         with pytest.raises(ConfigError, match=r"expected to be set before JAX starts; train in a fresh process"):

@@ -141,8 +141,8 @@ def session_gpus(devices: DevicesConfig, position: int) -> tuple[tuple[int, ...]
     all_indices = tuple(range(len(chosen.gpus)))
     offset = os.environ.get("CUDA_OFFSET", "").strip() or "0"
     require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
-    names_others = [option for option in (devices.actor, devices.evaluator) if gpu_index(option) is not None]
-    if chosen.learner and (devices.distributed or names_others):
+    others_by_index = any(gpu_index(option) is not None for option in (devices.actor, devices.evaluator))
+    if chosen.learner and (devices.distributed or others_by_index):
         return all_indices, f"{chosen.why_learner}; the session sees all GPUs"
     if not chosen.learner or gpu_index(devices.gpu) is not None:
         return chosen.learner, chosen.why_learner
