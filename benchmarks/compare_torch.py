@@ -46,8 +46,10 @@ def main(
     modes[fast].append("best")
     config = Config(env=EnvConfig(game=game), devices=DevicesConfig(gpu=False))
     sides, pairs = {}, []
-    usable: list[Dtype] = ["float32", "bfloat16"] if fast == "bfloat16" else ["float32"]
-    for each in usable if dtype == "auto" else [dtype]:
+    chosen: list[Dtype] = [dtype]
+    if dtype == "auto":
+        chosen = ["float32", "bfloat16"] if fast == "bfloat16" else ["float32"]
+    for each in chosen:
         ours = f"jaxrl_atari {each}"
         own = replace(config, network=NetworkConfig(compute_dtype=each))
         sides[ours] = partial(run_side, own, part, seconds)
