@@ -35,9 +35,9 @@ from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.imports import ImportNames, import_named
 from jaxrl_atari.output import say
-from jaxrl_atari.report import text
-from jaxrl_atari.report.evaluations import evaluations, written_at
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.card import model_card
+from jaxrl_atari.report.evaluations import written_at
+from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import (
@@ -87,10 +87,6 @@ VARIABLES = (
     "HF_HUB_OFFLINE",
 )
 """Environment variables that affect the connection to the Hub. Those of proxies may be in lower case."""
-
-CARD = str(Path(text.__file__).parent / "templates" / "card.md")
-"""Jinja template of the model card."""
-
 
 LEFT_OUT = (
     "left out: the optimiser state, the random key and the games in progress, "
@@ -185,50 +181,13 @@ def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> Fil
     """
     run = read_run(run_dir)
     policies = load_policies(run, checkpoint)
-    card = model_card(run, repo_id, checkpoint, {policy.session_dir: policy.env_steps for policy in policies})
+    checkpoints = {policy.session_dir.name: policy.env_steps for policy in policies}
+    card = model_card(run, repo_id, str(checkpoint), checkpoints)
     if checkpoint == "latest":
         files = whole_checkpoints(run, policies) | run_files(run, FILES + LATEST_FILES)
     else:
         files = parameters_of(policies) | run_files(run, FILES)
     return files | newest_video(policies) | {"README.md": card.encode()}
-
-
-def model_card(run: Run, repo_id: str, checkpoint: Checkpoint, checkpoints: dict[Path, int]) -> str:
-    """The model card of a run, in Markdown. It starts with the metadata that the Hub reads.
-
-    Args:
-        run: the run.
-        repo_id: the repository, which the card names.
-        checkpoint: as chosen by the user: best, latest, or an env step.
-        checkpoints: session directory -> env steps of the checkpoint that is pushed.
-    """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
-
-    summary = trial_summary(run)
-    game = summary["game"]
-    protocol = summary["protocol"]
-    score = " +/- ".join(f"{summary[name]:.2f}" for name in ("score", "score_std") if summary[name] is not None)
-    named = {"v5": f"ALE/{game}-v5", "classic": f"{game}NoFrameskip-v4"}
-    is_atari = run.config.env.atari_game is not None
-    environment = named.get(protocol, f"{game} ({protocol})")
-    task = "reinforcement-learning"
-    tags = [task, "deep-reinforcement-learning", run.config.algorithm]
-    if is_atari:
-        tags.append("atari")
-    tags += ["jax", environment]
-    result = EvalResult(task, environment, environment, "mean_reward", score, metric_name="return_ma")
-    metadata = ModelCardData(
-        library_name="jaxrl_atari",
-        pipeline_tag=task,
-        tags=tags,
-        model_name=Path(repo_id).name,
-        eval_results=[result] if score else None,
-    )
-    card = ModelCard.from_template(
-        metadata, template_path=CARD, run=run, summary=summary, score=score, text=text, evaluations=evaluations,
-        is_atari=is_atari, repo_id=repo_id, checkpoint=checkpoint, checkpoints=checkpoints,
-    )  # fmt: skip
-    return str(card)
 
 
 def push(

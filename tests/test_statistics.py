@@ -8,12 +8,12 @@ from jaxrl_atari.report import statistics
 from jaxrl_atari.report.statistics import (
     IMPROVEMENT,
     STATISTICS,
-    aggregate,
     bootstrap_interval,
     estimate,
     probability_of_improvement,
     score_interval,
     share_above,
+    suite_statistics,
 )
 
 RLIABLE = {  # rliable 1.2.0 for `random_matrix` 0, and 0 against 1: value and interval
@@ -112,7 +112,7 @@ def test_sessions_without_spread_have_no_interval_of_width_zero():
     equal = {"A": [0.1, 0.1, 0.1], "B": [0.3, 0.3, 0.3]}
     for statistic in STATISTICS.values():
         assert estimate(statistic, equal)[1:] == none
-    bands = {(low, high) for _, _, low, high in aggregate(one)["profile"] if low is not None}
+    bands = {(low, high) for _, _, low, high in suite_statistics(one)["profile"] if low is not None}
     assert all(low < high for low, high in bands)
 
 
@@ -145,7 +145,7 @@ def test_probability_of_improvement():
 
 
 def test_aggregate_over_games_by_a_stratified_bootstrap():
-    summary = aggregate(SCORES)
+    summary = suite_statistics(SCORES)
     assert (summary["games"], summary["median"]) == (3, 5)
     assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
     # B's sessions are equal and between A's and C's: resampling within games cannot change the median.
@@ -155,7 +155,7 @@ def test_aggregate_over_games_by_a_stratified_bootstrap():
     )
     low, high = summary["iqm_interval"]
     assert low < summary["iqm"] < high
-    assert summary == aggregate(SCORES)
+    assert summary == suite_statistics(SCORES)
     profile = np.array(summary["profile"])  # thresholds 0 to 11, the highest score
     assert profile[[0, 25, -1], 0] == pytest.approx([0, 5.5, 11])
     assert profile[[0, 25, -1], 1] == pytest.approx([6 / 7, 3 / 7, 0])
@@ -164,7 +164,7 @@ def test_aggregate_over_games_by_a_stratified_bootstrap():
 
 
 def test_with_one_session_of_a_game_there_is_no_interval():
-    summary = aggregate({"A": [1.0], "B": [2.0, 4.0]})
+    summary = suite_statistics({"A": [1.0], "B": [2.0, 4.0]})
     assert summary["mean"] == 2
     assert {summary[f"{name}_interval"] for name in STATISTICS} == {None}
     assert {summary[f"{name}_why_none"] for name in STATISTICS} == {"a game has a single session"}

@@ -1,4 +1,4 @@
-"""Pools of games: NumPy in, NumPy out. Of the packages that training uses, only this one imports emulators.
+"""Pools of games: NumPy in, NumPy out. In training, only this package imports emulators.
 
 The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment (`gymnasium.py`).
 In ALE's games, an env step is 4 emulator frames. The observation is the grey, area-averaged 84x84 image of the

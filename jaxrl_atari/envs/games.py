@@ -58,7 +58,7 @@ class Game(NamedTuple):
     dqn_random: Reference | None = None  # DQN Zoo's random play
 
     @property
-    def comparisons(self) -> list[Reference]:
+    def shown_references(self) -> list[Reference]:
         """All reference scores that are shown beside a score."""
         return [*self.references, *filter(None, (self.human, self.random))]
 

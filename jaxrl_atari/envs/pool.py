@@ -3,6 +3,7 @@
 The back ends are `ale.py`, `envpool.py` and `gymnasium.py`; this file imports no emulator.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
@@ -96,10 +97,10 @@ class RawStep(NamedTuple):
         return cls(frame, np.zeros(len(frame), np.float32), nothing, nothing, lives)
 
 
-class EnvPool:
+class EnvPool(ABC):
     """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
 
-    A back end implements `_reset`, `_recv` and, if it can, `_reseed` and `screen`. It also implements `_send`,
+    A back end implements `_reset` and `_recv`. If it can, it also implements `_reseed` and `screen`; and `_send`,
     unless its emulators have a method `send(actions)`.
 
     Args:
@@ -121,14 +122,16 @@ class EnvPool:
         """Lives left in the newest step, int [n]."""
         self._ended = np.ones(num_envs, bool)
 
+    @abstractmethod
     def _reset(self) -> RawStep:
-        raise NotImplementedError
+        """Starts the first game in every environment."""
+
+    @abstractmethod
+    def _recv(self) -> RawStep:
+        """Waits for the step that `_send` started."""
 
     def _send(self, actions: np.ndarray) -> None:
         self._envs.send(actions)
-
-    def _recv(self) -> RawStep:
-        raise NotImplementedError
 
     def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
         """Starts new games in some environments, bool [n]; returns the frames and lives of all."""

@@ -1,13 +1,18 @@
-"""Reading runs back: figures of merit, statistics, tables, graphs, and HTML reports.
+"""Reading runs back: metrics, statistics, tables, graphs, HTML reports and model cards.
+
+In reading order:
 
 | module | content |
 |---|---|
-| summary | a run as it was read, which of its sessions count, and trial.json |
-| metrics, statistics | figures of merit of sessions; statistics over games, with intervals |
-| suites, searches | the results of suites and of searches, as tables |
-| aggregates, comparison | aggregates over the games of suites; suites beside each other |
-| graphs, search_graphs | drawings with matplotlib |
-| evaluations | the files that `evaluate` writes |
-| text | numbers, scores and summaries in words |
-| page | report.html |
+| summary | a run as it was read; which of its sessions count; the content of trial.json |
+| metrics | metrics of a session: pure functions of its log points |
+| statistics | statistics over sessions and games, with intervals: pure functions of scores |
+| suites | the games of a suite: results.md, results.csv and results.json |
+| aggregates | the statistics over games as tables, and as files for rliable |
+| comparison | suites beside each other |
+| searches | the trials of a search, and its table |
+| evaluations | the results that `evaluate` has written |
+| text | numbers, scores and summaries as text |
+| graphs, search_graphs | drawings, with matplotlib |
+| page, card | report.html; the model card of a run |
 """

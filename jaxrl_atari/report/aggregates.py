@@ -1,7 +1,4 @@
-"""Aggregates over the games of suites: normalised scores, aggregates as tables, and files with scores for rliable.
-
-The aggregates themselves are those of `statistics.aggregate`.
-"""
+"""The statistics over games as suites show them: of normalised scores, as tables, and files for rliable."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -12,7 +9,7 @@ import numpy as np
 
 from jaxrl_atari.envs.games import game_under
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
-from jaxrl_atari.report.statistics import STATISTICS, Scores, aggregate
+from jaxrl_atari.report.statistics import STATISTICS, Scores, suite_statistics
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.files import write_file
 
@@ -32,9 +29,12 @@ def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]
     return kinds
 
 
-def aggregates(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
-    """Aggregates scores that are given by a name, such as that of a suite. A name without a game is left out."""
-    return {name: aggregate(games) for name, games in scores.items() if games}
+def statistics_by_name(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+    """The `suite_statistics` of scores that have a name, such as that of a normalisation.
+
+    A name without a game is left out.
+    """
+    return {name: suite_statistics(games) for name, games in scores.items() if games}
 
 
 def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -> dict[str, list[str]]:
@@ -67,26 +67,30 @@ def estimate_text(value: float, interval: Sequence[float] | None) -> str:
     return f"{score_text(value)} ({bounds})"
 
 
-def aggregate_rows(aggregated: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
-    """The table of `aggregates`: a header, which starts with `heading`, and a row for each name."""
+def statistics_rows(found: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
+    """The table of `statistics_by_name`: a header, which starts with `heading`, and a row for each name."""
     rows = [[heading, "games", *(statistic.title for statistic in STATISTICS.values())]]
-    for name, values in aggregated.items():
+    for name, values in found.items():
         cells = [estimate_text(values[key], values[f"{key}_interval"]) for key in STATISTICS]
         rows.append([name, str(values["games"]), *cells])
     return rows
 
 
-def missing_intervals(aggregated: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Why statistics of `aggregates` lack intervals: a line for each reason, with the titles of its statistics."""
+def missing_intervals(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why statistics lack intervals: a line for each reason, with the titles of its statistics.
+
+    Args:
+        found: the result of `statistics_by_name`.
+    """
     lacking: dict[str, list[str]] = {}  # reason -> titles
-    for name, values in aggregated.items():
+    for name, values in found.items():
         for key, statistic in STATISTICS.items():
             reason = values[f"{key}_why_none"]
             if reason:
                 lacking.setdefault(reason, []).append(f"{statistic.title} ({name})")
     lines = []
     for reason, titles in lacking.items():
-        all_lack_it = len(titles) == len(aggregated) * len(STATISTICS)
+        all_lack_it = len(titles) == len(found) * len(STATISTICS)
         what = "No intervals" if all_lack_it else f"No interval of the {', '.join(titles)}"
         lines.append(f"{what}: {reason}.")
     return lines

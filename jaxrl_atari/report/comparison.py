@@ -9,11 +9,11 @@ import numpy as np
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.aggregates import (
-    aggregate_rows,
-    aggregates,
     estimate_text,
     missing_intervals,
     normalised,
+    statistics_by_name,
+    statistics_rows,
     write_rliable,
 )
 from jaxrl_atari.report.graphs import plot_profiles
@@ -27,7 +27,7 @@ class Comparison(NamedTuple):
     """A comparison of suites over the games that are complete in all of them."""
 
     scores: dict[str, dict[str, dict[str, np.ndarray]]]  # name of a suite -> result of `normalised`
-    aggregates: dict[str, dict[str, dict[str, Any]]]  # name of a suite -> result of `aggregates`
+    statistics: dict[str, dict[str, dict[str, Any]]]  # name of a suite -> result of `statistics_by_name`
     values: dict[str, Any]  # the content of comparison.json
     text: str  # the content of comparison.md
 
@@ -46,32 +46,33 @@ def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
     raw = {name: suite.scores() for name, suite in suites.items()}
     shared = sorted(set.intersection(*map(set, raw.values())))
     scores = {name: normalised({game: games[game] for game in shared}, protocol) for name, games in raw.items()}
-    described = {name: aggregates(kinds) for name, kinds in scores.items()}
-    if not described[first]:
+    statistics = {name: statistics_by_name(kinds) for name, kinds in scores.items()}
+    if not statistics[first]:
         waiting = "no game that is complete in every suite has a score to compare with; wait for one"
         raise UserError(f"{where}: {comparison_note(protocol) or waiting}")
     values: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
     lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
     lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]
-    for kind in described[first]:
-        aggregated = {name: kinds[kind] for name, kinds in described.items()}
-        chances = {other: probability_of_improvement(scores[first][kind], scores[other][kind]) for other in others}
+    for kind in statistics[first]:
+        of_suites = {name: kinds[kind] for name, kinds in statistics.items()}
+        ours = scores[first][kind]
+        improvements = {other: probability_of_improvement(ours, scores[other][kind]) for other in others}
         values[kind] = {
-            "suites": aggregated,
-            "probability_of_improvement": {other: chance._asdict() for other, chance in chances.items()},
+            "suites": of_suites,
+            "probability_of_improvement": {other: estimate._asdict() for other, estimate in improvements.items()},
         }
-        lines += ["", markdown_table(aggregate_rows(aggregated, kind)), "", *missing_intervals(aggregated)]
-        for other, chance in chances.items():
-            text = estimate_text(chance.value, chance.interval)
-            if chance.why_none:
-                text += f", no interval: {chance.why_none}"
+        lines += ["", markdown_table(statistics_rows(of_suites, kind)), "", *missing_intervals(of_suites)]
+        for other, estimate in improvements.items():
+            text = estimate_text(estimate.value, estimate.interval)
+            if estimate.why_none:
+                text += f", no interval: {estimate.why_none}"
             lines.append(f"Probability of improvement of {first} over {other}: {text}.")
-    return Comparison(scores, described, values, "\n".join([*lines, "", INTERVALS, ""]))
+    return Comparison(scores, statistics, values, "\n".join([*lines, "", INTERVALS, ""]))
 
 
 def save_comparison(comparison: Comparison, output: Path) -> None:
     """Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's files into a directory."""
-    plot_profiles(comparison.aggregates, output)
+    plot_profiles(comparison.statistics, output)
     rliable_games = write_rliable(output, comparison.scores)
     write_json(output / "comparison.json", comparison.values | {"rliable_games": rliable_games})
     write_file(output / "comparison.md", comparison.text)

@@ -316,7 +316,7 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
     """Draws performance profiles into suites.png and .svg, with bands of their intervals; returns the files.
 
     Args:
-        suites: name -> normalisation -> result of `statistics.aggregate`. The first normalisation is drawn.
+        suites: name -> normalisation -> result of `statistics.suite_statistics`. The first normalisation is drawn.
     """
     first = next(iter(suites.values()))
     kind = next(iter(first))
@@ -332,4 +332,4 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
     finish_axes(axes, f"{kind} score τ", "share of sessions with score > τ")
     axes.set_ylim(-0.02, 1.02)  # a share, also where all are 0
     axes.legend()
-    return save_figure(figure, output, "suites")
+    return save_figure(figure, output, "suites", digest_of(suites))

@@ -22,9 +22,10 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import text
-from jaxrl_atari.report.aggregates import aggregate_rows, missing_intervals
+from jaxrl_atari.report.aggregates import missing_intervals, statistics_rows
 from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, game_file, written_at
 from jaxrl_atari.report.graphs import (
+    digest_of,
     digest_of_run,
     digest_of_runs,
     is_drawn,
@@ -189,8 +190,11 @@ def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
     written = suite_dir / RESULTS_FILE
     table = result_values(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
     if table["aggregates"]:
-        _, svg = plot_profiles({suite_dir.absolute().name: table["aggregates"]}, directory)
-        graphs.append(svg)
+        profiles = {suite_dir.absolute().name: table["aggregates"]}
+        graph = directory / "suites.svg"
+        graphs.append(graph)
+        if not is_drawn(graph, digest_of(profiles)):
+            plot_profiles(profiles, directory)
     if suite.runs:
         comparison = directory / "comparison.svg"
         graphs.append(comparison)
@@ -201,7 +205,7 @@ def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
         "games": text_rows(table["games"]),
         "explanation": EXPLANATION.replace("`", ""),
         "links": links,
-        "aggregates": aggregate_rows(table["aggregates"], "complete games"),
+        "aggregates": statistics_rows(table["aggregates"], "complete games"),
         "intervals": [*missing_intervals(table["aggregates"]), INTERVALS],
         "graphs": graphs,
     }

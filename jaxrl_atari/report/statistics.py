@@ -135,7 +135,7 @@ class Statistic(NamedTuple):
     compute: Callable[..., np.ndarray]
     low: float = -np.inf  # its smallest possible value
     high: float = np.inf  # its largest possible value
-    parts: Callable[..., np.ndarray] = game_means  # the part of each game in it
+    parts: Callable[..., np.ndarray] = game_means  # what each game adds to it `[M, ...]`
     exact: Callable[..., np.ndarray] | None = None  # the statistic without the rounding that biases it
 
 
@@ -229,7 +229,7 @@ def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, fl
     return float(low), float(high)
 
 
-def aggregate(scores: Scores) -> dict[str, Any]:
+def suite_statistics(scores: Scores) -> dict[str, Any]:
     """All `STATISTICS` of a suite and its performance profile, ready for JSON.
 
     The keys of a statistic are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval) and

@@ -11,7 +11,13 @@ from jaxrl_atari.envs.games import GAMES, game_under
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.aggregates import aggregate_rows, aggregates, missing_intervals, normalised, write_rliable
+from jaxrl_atari.report.aggregates import (
+    missing_intervals,
+    normalised,
+    statistics_by_name,
+    statistics_rows,
+    write_rliable,
+)
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
@@ -140,7 +146,7 @@ def result_values(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
         "games": game_rows(suite, failures),
         "failures": failures,
         "scores": scores,
-        "aggregates": aggregates(normalised(scores, protocol)),
+        "aggregates": statistics_by_name(normalised(scores, protocol)),
     }
 
 
@@ -178,7 +184,7 @@ def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
         f"Protocol {protocol}. {EXPLANATION}",
     ]
     if values["aggregates"]:
-        parts.append(markdown_table(aggregate_rows(values["aggregates"], "over the complete games")))
+        parts.append(markdown_table(statistics_rows(values["aggregates"], "over the complete games")))
         parts += [*missing_intervals(values["aggregates"]), INTERVALS]
     else:
         parts.append(

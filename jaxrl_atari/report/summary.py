@@ -182,7 +182,7 @@ def trial_summary(run: Run) -> dict[str, Any]:
         "session_scores": scores,
         "score_std": stds["final_return_ma"],
         "score_interval": score_interval(scores),
-        "references": [reference._asdict() for reference in game.comparisons],
+        "references": [reference._asdict() for reference in game.shown_references],
         "reference_normalised_score": reference_normalised(score, game),
         "human_normalised_score": human_normalised(score, game),
         "mean": means,

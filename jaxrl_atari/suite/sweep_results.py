@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.aggregates import aggregate_rows, aggregates, missing_intervals, normalised
+from jaxrl_atari.report.aggregates import missing_intervals, normalised, statistics_by_name, statistics_rows
 from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import GAME_COLUMNS, Suite, SuiteResults
@@ -86,10 +86,10 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
         label: normalised({game: games[game] for game in shared}, protocol)["human-normalised"]
         for label, games in scores.items()
     }
-    found = aggregates(kinds)
+    found = statistics_by_name(kinds)
     if not found:
         return []
-    table = markdown_table(aggregate_rows(found, "human-normalised, over the complete games"))
+    table = markdown_table(statistics_rows(found, "human-normalised, over the complete games"))
     return [table, *missing_intervals(found), INTERVALS]
 
 

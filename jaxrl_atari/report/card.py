@@ -1,0 +1,80 @@
+"""The model card of a run: README.md of its repository on the Hugging Face Hub."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_atari.report.evaluations import evaluations
+from jaxrl_atari.report.summary import Run, trial_summary
+from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, score_text, sessions_text
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, VERIFIED_FILE
+
+TEMPLATE = Path(__file__).with_name("templates") / "card.md"
+
+ENVIRONMENTS = {"v5": "ALE/{}-v5", "classic": "{}NoFrameskip-v4"}
+"""Protocol -> Gymnasium's id of a game under it, by which the Hub sorts models."""
+
+
+def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str, int]) -> str:
+    """The model card of a run, in Markdown. It starts with the metadata that the Hub reads.
+
+    Args:
+        run: the run.
+        repo_id: the repository, USER/REPO, which the card names.
+        checkpoint: as chosen by the user: best, latest, or an env step.
+        checkpoints: name of a session -> env steps of its checkpoint in the repository.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    config = run.config
+    summary = trial_summary(run)
+    score = " +/- ".join(f"{summary[name]:.2f}" for name in ("score", "score_std") if summary[name] is not None)
+    environment = ENVIRONMENTS.get(run.protocol, f"{{}} ({run.protocol})").format(run.game.name)
+    is_atari = config.env.atari_game is not None
+    task = "reinforcement-learning"
+    tags = [task, "deep-reinforcement-learning", config.algorithm]
+    tags += ["atari"] if is_atari else []
+    metadata = ModelCardData(
+        library_name="jaxrl_atari",
+        pipeline_tag=task,
+        tags=[*tags, "jax", environment],
+        model_name=Path(repo_id).name,
+        eval_results=[
+            EvalResult(task, environment, environment, "mean_reward", score, metric_name="return_ma")
+        ] if score else None,
+    )  # fmt: skip
+    card = ModelCard.from_template(
+        metadata,
+        template_path=str(TEMPLATE),
+        algorithm=config.algorithm,
+        checkpoint=checkpoint,
+        checkpoints=checkpoints,
+        evaluation=_newest_evaluation(run),
+        gae_lambda=config.resolved_gae_lambda,
+        has_graph=(run.path / GRAPHS_FOLDER / "trial.png").is_file(),
+        interval_text=interval_text,
+        is_atari=is_atari,
+        left_out=left_out_text(summary),
+        name=Path(repo_id).name,
+        num_envs=config.env.num_envs,
+        number=score_text,
+        references=reference_rows(summary),
+        repo_id=repo_id,
+        rules=config.env.rules,
+        score=score or "unknown",
+        sessions=sessions_text(summary),
+        summary=summary,
+        verified=[path.name for path in run.tables if (path / VERIFIED_FILE).is_file()],
+    )
+    return str(card)
+
+
+def _newest_evaluation(run: Run) -> dict[str, Any] | None:
+    """The newest result of `evaluate` with the latest checkpoints of all sessions; None if there is none."""
+    every = [path.name for path in run.tables]
+    found = [
+        each
+        for each in evaluations(run.path)
+        if each.get("checkpoint") == "latest" and each.get("sessions") == every
+    ]
+    return found[-1] if found else None
