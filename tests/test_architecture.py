@@ -97,7 +97,7 @@ def test_imports_point_one_way():
 
 
 def test_only_commands_read_command_lines():
-    commands = {"train", "verify", "plots", "hub", "device_report", "search.command", "benchmark.comparison"}
+    commands = {"train", "verify", "plots", "device_report", "search.command", "benchmark.comparison"}
     readers = {
         importer
         for importer, targets in arrows().items()

@@ -7,11 +7,12 @@ import jax
 import pytest
 from small_training import edit_meta
 
-from jaxrl_atari import hub
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.hub.__main__ import main as hub_command
+from jaxrl_atari.hub.files import repository_files
 from jaxrl_atari.imports import IMPORTS
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
@@ -63,11 +64,11 @@ def server(monkeypatch):
 
 
 def push(*arguments):
-    hub.main(["push", *map(str, arguments)])
+    hub_command(["push", *map(str, arguments)])
 
 
 def pull(*arguments):
-    hub.main(["pull", *map(str, arguments)])
+    hub_command(["pull", *map(str, arguments)])
 
 
 def fails(words, call, *arguments):
@@ -115,9 +116,7 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed_everywhere(server, run_
         assert load_policy(back, "latest", session=session).env_steps > BUDGET + 512
     shutil.rmtree(run_dir / "session_0" / "checkpoints")
     for chosen in ("latest", before[1]):
-        assert checkpoints(hub.repository_files(run_dir, "user/x", chosen)) == {
-            f"session_1/checkpoints/{before[1]}"
-        }
+        assert checkpoints(repository_files(run_dir, "user/x", chosen)) == {f"session_1/checkpoints/{before[1]}"}
 
 
 IDEA = """
@@ -144,7 +143,7 @@ def test_a_run_of_ones_own_is_shared_with_its_code(server, run_dir, tmp_path, mo
     assert "session_0/digests.jsonl" not in files
     push(run_dir, "user/idea", "--checkpoint", "latest", "--import", code)
     assert "session_0/digests.jsonl" in server.repos["user/idea"]
-    hub.main(["pack", str(run_dir), str(tmp_path / "packed"), "--import", str(code)])
+    hub_command(["pack", str(run_dir), str(tmp_path / "packed"), "--import", str(code)])
     assert (tmp_path / "packed" / "code" / code.name).read_text() == IDEA
 
 
@@ -154,12 +153,12 @@ def test_a_damaged_checkpoint_is_not_pushed(run_dir):
     largest = max(arrays.rglob("[0-9]*"), key=lambda path: path.stat().st_size)
     content = largest.read_bytes()
     largest.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
-    fails("damaged", hub.repository_files, run_dir, "user/x", "best")
-    fails("checkpoints/7: no such checkpoint", hub.repository_files, run_dir, "user/x", 7)
+    fails("damaged", repository_files, run_dir, "user/x", "best")
+    fails("checkpoints/7: no such checkpoint", repository_files, run_dir, "user/x", 7)
 
 
 def card(run_dir, checkpoint="best"):
-    found = library.ModelCard(hub.repository_files(run_dir, "user/breakout", checkpoint)["README.md"].decode())
+    found = library.ModelCard(repository_files(run_dir, "user/breakout", checkpoint)["README.md"].decode())
     return found.data.to_dict(), " ".join(found.text.split())
 
 
@@ -193,7 +192,7 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
     write_json(run_dir / "evaluation_2.json", honest | {"checkpoint": "best"})  # later, and not to be quoted
     quoted = "at env step 1024: mean return **2.50** over 2 sessions of 32 full games. 2 sessions: 1 and 4"
     assert quoted in card(run_dir)[1]
-    assert "evaluation.json" in hub.repository_files(run_dir, "user/x", "best")
+    assert "evaluation.json" in repository_files(run_dir, "user/x", "best")
 
 
 def test_the_card_of_another_protocol_compares_nothing(run_dir):

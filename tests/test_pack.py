@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 from small_training import TINY, change, edit_meta
 
-from jaxrl_atari import hub, plots, verify
+from jaxrl_atari import plots, verify
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.config_dicts import config_from_dict
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.__main__ import main as evaluate
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.hub.__main__ import main as hub_command
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.report.summary import read_run, trial_summary
@@ -41,7 +42,7 @@ def run_dir(tmp_path_factory):
 
 
 def pack(*arguments):
-    hub.main(["pack", *map(str, arguments)])
+    hub_command(["pack", *map(str, arguments)])
 
 
 def contents(folder):

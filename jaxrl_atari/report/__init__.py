@@ -1,4 +1,4 @@
-"""Reading runs back: metrics, statistics, tables, graphs, HTML reports and model cards.
+"""Reading runs back: metrics, statistics, tables, graphs, and HTML reports.
 
 In reading order:
 
@@ -14,5 +14,5 @@ In reading order:
 | evaluations | the results that `evaluate` has written |
 | text | numbers, scores and summaries as text |
 | graphs, search_graphs | drawings, with matplotlib |
-| page, card | report.html; the model card of a run |
+| page | report.html |
 """

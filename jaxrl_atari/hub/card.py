@@ -9,7 +9,8 @@ from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, score_text, sessions_text
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, VERIFIED_FILE
 
-TEMPLATE = Path(__file__).with_name("templates") / "card.md"
+TEMPLATE = Path(__file__).with_name("card.md")
+"""Jinja template of the card; the first block of metadata is `ModelCardData`'s."""
 
 ENVIRONMENTS = {"v5": "ALE/{}-v5", "classic": "{}NoFrameskip-v4"}
 """Protocol -> Gymnasium's id of a game under it, by which the Hub sorts models."""

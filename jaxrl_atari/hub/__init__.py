@@ -1,0 +1,1 @@
+"""Sharing runs on the Hugging Face Hub: the command, the files of a repository, and its model card."""

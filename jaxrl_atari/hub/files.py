@@ -1,0 +1,120 @@
+"""The files of a repository: what is shared of a run, as name -> content."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from jaxrl_atari.evaluate.policy import Policy, load_policy
+from jaxrl_atari.hub.card import model_card
+from jaxrl_atari.report.evaluations import written_at
+from jaxrl_atari.report.summary import Run, read_run
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.layout import (
+    CONFIG_FILE,
+    DIGESTS_FILE,
+    STOPPED_FILE,
+    TRIAL_FILE,
+    VERIFIED_FILE,
+    checkpoint_env_steps,
+    checkpoint_path,
+)
+
+Checkpoint = Literal["best", "latest"] | int
+"""A checkpoint as the user chooses it: a number is that of env steps."""
+
+FILES = (
+    CONFIG_FILE,
+    TRIAL_FILE,
+    STOPPED_FILE,
+    VERIFIED_FILE,
+    "metrics.csv",
+    "evaluation*",
+    "graphs/*",
+    "actions/*",
+    "code/*",
+    "replay.mp4",
+)
+"""Files of a run and of its sessions that are pushed along with the checkpoints."""
+
+LATEST_FILES = (DIGESTS_FILE,)
+"""Files of the sessions that are pushed along with the latest checkpoints, for `verify --retrain`."""
+
+Files = dict[str, Path | bytes]
+"""Files of a repository: name -> the file to copy, or the content itself."""
+
+
+def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
+    """The policies whose checkpoints are shared: one of the best session, or with `latest` one of every session.
+
+    Raises:
+        UserError: a checkpoint is missing or damaged.
+    """
+    folders = [path for path in run.tables if checkpoint_env_steps(path)] if checkpoint == "latest" else []
+    return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
+
+
+def run_files(run: Run, patterns: Sequence[str]) -> Files:
+    """The files of a run and of its sessions that fit one of the patterns."""
+    folders = (run.path, *run.tables)
+    paths = [path for folder in folders for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
+    return {path.relative_to(run.path).as_posix(): path for path in paths}
+
+
+def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
+    """Files with the parameters of checkpoints and nothing else. `rounded`: see `Checkpoints.save_parameters`."""
+    files: Files = {}
+    for policy in policies:
+        meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder, policy.session_dir.name)
+            Checkpoints(copy).save_parameters(policy.params, meta, rounded)
+            written = [path for path in copy.rglob("*") if path.is_file()]
+            files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
+    return files
+
+
+def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
+    """All files of the policies' checkpoints."""
+    folders = [checkpoint_path(policy.session_dir, policy.env_steps) for policy in policies]
+    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(run.path).as_posix(): path for path in paths}
+
+
+def newest_video(policies: Sequence[Policy]) -> Files:
+    """The newest video of the policies' sessions, named as the Hub shows it; empty without one."""
+    videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
+    return {"replay.mp4": max(videos, key=written_at)} if videos else {}
+
+
+def packed_files(run_dir: Path, checkpoint: Literal["best"] | int, rounded: bool = False) -> Files:
+    """The files of a run that is shared without the Hub: one checkpoint, and no model card.
+
+    Raises:
+        UserError: as `repository_files`.
+    """
+    run = read_run(run_dir)
+    policies = load_policies(run, checkpoint)
+    return parameters_of(policies, rounded) | run_files(run, FILES) | newest_video(policies)
+
+
+def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> Files:
+    """The contents of a repository.
+
+    Args:
+        run_dir: directory of the run.
+        repo_id: the repository, which the card names.
+        checkpoint: best, or an env step, of the best session; latest, of every session.
+
+    Raises:
+        UserError: the directory holds no run, or the checkpoint is missing or damaged.
+    """
+    run = read_run(run_dir)
+    policies = load_policies(run, checkpoint)
+    checkpoints = {policy.session_dir.name: policy.env_steps for policy in policies}
+    card = model_card(run, repo_id, str(checkpoint), checkpoints)
+    if checkpoint == "latest":
+        files = whole_checkpoints(run, policies) | run_files(run, FILES + LATEST_FILES)
+    else:
+        files = parameters_of(policies) | run_files(run, FILES)
+    return files | newest_video(policies) | {"README.md": card.encode()}
