@@ -2,18 +2,12 @@
 
 A name is shipped, or registered by the user's code: a config file, a file that `--import` names, or a script. A
 config that was stored with a run therefore never chooses what is imported.
-
-Shipped entries are texts, `module:attribute`, and not objects: their modules import this one, and a config, which
-checks names, imports no JAX.
 """
 
-import inspect
 import logging
 import re
-import traceback
 from collections.abc import Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.errors import ConfigError, require
@@ -28,23 +22,21 @@ class Registry:
 
     Args:
         field: the dotted name of the option, such as `network.name`.
-        shipped: name -> `module:attribute` of what the package ships. It is imported when it is first asked for.
+        shipped: name -> `module:attribute` of what the package ships. It is imported when it is first asked for:
+            its module imports this one, and a config, which checks names, imports no JAX.
     """
 
     def __init__(self, field: str, shipped: Mapping[str, str]):
         self.field = field
         self._shipped = dict(shipped)
         self._registered: dict[str, Any] = {}
-        self._files: dict[str, str] = {}  # name -> the file that registered it
 
     def names(self) -> list[str]:
         """All names, the shipped ones first."""
         return [*self._shipped, *self._registered]
 
     def register(self, name: str, entry: Any) -> None:
-        """Adds a user's entry. A later entry of the same name replaces the earlier one.
-
-        A warning is logged if another file registered the earlier one.
+        """Adds a user's entry. A later entry of the same name replaces the earlier one, with a warning in the log.
 
         Raises:
             ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package.
@@ -52,13 +44,9 @@ class Registry:
         is_word = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
         require(is_word, self.field, name, "a name of letters, digits and ._-, such as my_idea")
         require(name not in self._shipped, self.field, name, "a new name", "the package ships one of this name")
-        before = self._files.get(name)
-        now = _calling_file()
-        # A cell of a notebook has the name of a file that does not exist.
-        if before not in (None, now) and Path(before).is_file() and Path(now).is_file():
-            _log.warning("%s %s: the one of %s replaces that of %s", self.field, name, now, before)
+        if name in self._registered:
+            _log.warning("%s %s is registered again: the new one replaces the one before", self.field, name)
         self._registered[name] = entry
-        self._files[name] = now
 
     def get(self, name: str) -> Any:
         """The entry of a name.
@@ -74,13 +62,6 @@ class Registry:
             raise ConfigError(self.field, name, f"one of {known}", hint)
         module, _, attribute = self._shipped[name].partition(":")
         return getattr(import_module(module), attribute)
-
-
-def _calling_file() -> str:
-    """The absolute path of the file outside this package whose code called it; this file where there is none."""
-    package = Path(__file__).parent
-    files = (Path(frame.f_code.co_filename) for frame, _ in traceback.walk_stack(inspect.currentframe()))
-    return next((str(file.absolute()) for file in files if not file.is_relative_to(package)), __file__)
 
 
 NETWORKS = Registry(
