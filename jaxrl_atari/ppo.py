@@ -1,7 +1,7 @@
 """Proximal policy optimisation: its equations as pure functions, and its record, `PPO`.
 
 Read `Rollout` and `Minibatch` first, which are its data (the top of `minibatches.py`). Then this file: the targets
-(`gae`, `ppo_prepare`), the loss of one minibatch (`loss_of_outputs`), and the optimiser. Then `update` in
+(`gae`, `ppo_prepare`), the loss of one minibatch (`ppo_loss_of_outputs`), and the optimiser. Then `update` in
 `algorithm.py`, which runs them over all minibatches of a rollout. Axes are [T, B]: T steps of B environments.
 
 Paper: Schulman et al. 2017, arXiv:1707.06347.
@@ -72,8 +72,8 @@ def gae(
 
     Where a game is cut off at step t, step t + 1 is its auto-reset step, which still saw the game's last
     observation. So V_{t+1} is the value of that observation: the return bootstraps from it, and the sum of rewards
-    stops there. The advantage of an auto-reset step itself means nothing. It has weight 0 in every
-    mean, unless `learn_from_auto_resets`.
+    stops there. The advantage of an auto-reset step itself means nothing, and has weight 0 in every mean, unless
+    `learn_from_auto_resets`.
 
     Args:
         reward, value: float32 [T, B].
@@ -107,7 +107,7 @@ def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.A
 def ppo_prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
-    """The samples of a rollout, with the targets of GAE. It draws nothing, and keeps the state."""
+    """`Algorithm.prepare`: the samples of a rollout, with the targets of GAE. The state stays as it is."""
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
@@ -138,12 +138,12 @@ def gae_lambda_of(config: PPOConfig) -> float:
 
 
 def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
-    """The loss of one minibatch: that of the network's outputs for it."""
-    return loss_of_outputs(apply(params, batch.observation), batch, config)
+    """`Algorithm.loss`: `ppo_loss_of_outputs`, for the outputs of the network."""
+    return ppo_loss_of_outputs(apply(params, batch.observation), batch, config)
 
 
-def loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
-    """The loss for outputs of the network: the negative of the objective of arXiv:1707.06347, equation 9.
+def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
+    """The loss of one minibatch: the negative of the objective of PPO (arXiv:1707.06347, equation 9).
 
         policy  = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
         value   = mean(max((V - target)^2, (V_old + clip(V - V_old, -eps, eps) - target)^2)) / 2
@@ -154,7 +154,8 @@ def loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tu
     comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
-        outputs: logits are finite: -1e9 rules an action out, and -inf would make the entropy NaN.
+        outputs: of the network for the N samples. Logits are finite: -1e9 rules an action out, and -inf would make
+            the entropy NaN.
         batch: its samples are `Samples`.
         config: without `clip_value_loss`, the value loss is mean((V - target)^2) / 2. With `normalize_advantages`,
             A is the advantage with mean 0 and standard deviation 1 over the minibatch.
@@ -199,12 +200,12 @@ def loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tu
 
 
 def ppo_init(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
-    """The parameters of the network alone. It adds no others and no `extra`, and draws nothing."""
+    """`Algorithm.init`: the parameters of the network alone, and no `extra`."""
     return params, ()
 
 
 def ppo_optimizer(config: PPOConfig) -> optax.GradientTransformation:
-    """AdamW after clipping by the global norm."""
+    """`Algorithm.optimizer`: AdamW after clipping by the global norm."""
     return optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         # Not `optax.adamw`, which nests these: the arrays of a checkpoint would have other names.

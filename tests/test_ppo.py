@@ -27,7 +27,7 @@ from jaxrl_atari.minibatches import (
 )
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, Outputs
-from jaxrl_atari.ppo import PPO, Samples, gae, loss_of_outputs, ppo_loss
+from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss_of_outputs, ppo_loss
 from jaxrl_atari.schedules import current_options
 
 HYPER = {
@@ -474,7 +474,7 @@ def test_an_action_that_is_ruled_out_is_as_if_it_were_not_there():
     logits = jnp.asarray(rng.standard_normal((5, 3)), jnp.float32)
 
     def terms(logits, batch):
-        return loss_of_outputs(Outputs(logits, numbers[1] + 0.05), batch, small_config())
+        return ppo_loss_of_outputs(Outputs(logits, numbers[1] + 0.05), batch, small_config())
 
     def ruled_out(logits):
         return terms(logits.at[:, 1].set(-1e9), batch)
