@@ -136,25 +136,24 @@ def update(
     rollout = with_conventions(rollout, config)
     optimizer = algorithm.optimizer(config)
     mean = Mean.over(rollout.weight, shard)
-    prepared_state, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
-    check_extra(state.extra, prepared_state.extra)
+    prepared, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    check_extra(state.extra, prepared.extra)
     check_samples(samples, rollout)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
-    def step(state: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
+    def step(before: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
         """One gradient step on the samples `index`, [N]."""
         batch_samples, weight = jax.tree.map(lambda x: x[index], (flat_samples, flat_weight))
         batch = Minibatch(
-            observe(rollout, index),
-            batch_samples,
-            Mean.over(weight, shard),
-            jax.random.fold_in(loss_key, state.optimizer_steps),
-            state.extra,
+            observation=observe(rollout, index),
+            samples=batch_samples,
+            mean=Mean.over(weight, shard),
+            key=jax.random.fold_in(loss_key, before.optimizer_steps),
+            extra=before.extra,
         )
-
         value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
-        (loss, metrics), gradients = value_and_gradient(state.params, apply, batch, config)
+        (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, config)
         check_metrics(metrics, OWN_METRICS)
         metrics = jax.tree.map(as_float, metrics) | {"loss": loss}
         if shard.count > 1:
@@ -162,21 +161,21 @@ def update(
             # sum. So a device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term
             # without samples has its whole gradient on each device: the mean over devices is right for both. This
             # holds under `pmap`; `shard_map` with `check_vma` transposes such a sum otherwise.
-            gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.sum((gradients, metrics)))
-        updates, opt_state = optimizer.update(gradients, state.opt_state, state.params)
-        params = optax.apply_updates(state.params, updates)
-        state = replace(state, params=params, opt_state=opt_state, optimizer_steps=state.optimizer_steps + 1)
-        return state, metrics | {"gradient_norm": optax.tree.norm(gradients)}
+            gradients, metrics = jax.tree.map(lambda x: x / shard.count, shard.psum((gradients, metrics)))
+        updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
+        params = optax.apply_updates(before.params, updates)
+        after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
+        return after, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
     indices = draw_minibatches(key, rollout, config, shard)
     if config.target_kl is None:
-        state, metrics = lax.scan(step, prepared_state, indices)
+        trained, metrics = lax.scan(step, prepared, indices)
         metrics = jax.tree.map(jnp.mean, metrics)
     else:
         epochs = indices.reshape(config.epochs, -1, indices.shape[-1])
-        state, metrics = scan_epochs(step, prepared_state, epochs, config.target_kl)
+        trained, metrics = scan_epochs(step, prepared, epochs, config.target_kl)
     check_metrics(rollout_metrics, OWN_METRICS | metrics.keys())
-    return state, metrics | rollout_metrics
+    return trained, metrics | rollout_metrics
 
 
 class Epochs(NamedTuple):

@@ -6,6 +6,7 @@ several devices each one holds some of the environments (`Shard`), and a `Mean` 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import chex
@@ -15,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.frames import STACK, gather_stacks, next_age
-from jaxrl_atari.networks import Apply, Network, Observation, Outputs, is_recurrent
+from jaxrl_atari.frames import gather_stacks
+from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
 
 
 class Rollout(NamedTuple):
@@ -52,12 +53,13 @@ class Minibatch(NamedTuple):
 # --- Means over devices ------------------------------------------------------------------------------------------
 
 
-class Shard(NamedTuple):
+@dataclass(frozen=True)
+class Shard:
     """One device's part of data that is spread over several devices; by default, all of the data."""
 
-    index: jax.typing.ArrayLike = 0
-    count: int = 1
-    sum: Callable[[Any], Any] = lambda tree: tree  # sum of a tree of arrays over all devices
+    index: jax.typing.ArrayLike = 0  # number of this device
+    count: int = 1  # of devices
+    psum: Callable[[Any], Any] = lambda tree: tree  # tree of arrays -> its sum over all devices
 
 
 ONE_DEVICE = Shard()
@@ -67,29 +69,29 @@ ONE_DEVICE = Shard()
 class Mean:
     """The mean over the samples that count, on all devices: `mean(x)`, for x of the shape of `weight`.
 
-    Auto-reset steps do not count. Where no sample counts, the mean is 0.
+    Auto-reset steps do not count, unless `ppo.learn_from_auto_resets`. Where no sample counts, the mean is 0.
     """
 
     weight: jax.Array  # 1, or 0 where a sample does not count
     total: jax.Array  # sum of the weights on all devices, at least 1
-    sum: Callable[[Any], Any] = flax.struct.field(pytree_node=False, default=ONE_DEVICE.sum)
+    psum: Callable[[Any], Any] = flax.struct.field(pytree_node=False, default=ONE_DEVICE.psum)
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
         """The mean with these weights, float32 of any shape."""
-        return cls(weight, jnp.maximum(shard.sum(jnp.sum(weight)), 1.0), shard.sum)
+        return cls(weight, jnp.maximum(shard.psum(jnp.sum(weight)), 1.0), shard.psum)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # Here the weights are divided, and in `moments` the sum is: so runs of older versions can be repeated bit
-        # for bit.
+        # The weights are divided here, and the sums in `moments`. The order of the divisions decides the last bits
+        # of every run.
         chex.assert_equal_shape([x, self.weight])
-        return self.sum(jnp.sum(self.weight / self.total * x))
+        return self.psum(jnp.sum(self.weight / self.total * x))
 
     def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of x, of the shape of `weight` -> [] and []."""
-        mean = self.sum(jnp.sum(self.weight * x)) / self.total
-        return mean, self.sum(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
+        mean = self.psum(jnp.sum(self.weight * x)) / self.total
+        return mean, self.psum(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
 
     def normalize(self, x: jax.Array, unbiased: bool = False) -> jax.Array:
         """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
@@ -121,6 +123,10 @@ def minibatch_indices(
     The environments of all devices are cut into gcd(environments, minibatch size) equal blocks (by default 16
     blocks of one environment), and each minibatch takes the same number of samples from each block. A device that
     holds some of the blocks thus draws its part of the minibatches that a single device would draw.
+
+    For example, 4 environments and minibatches of 8 samples give 4 blocks of one environment: each minibatch has 2
+    random steps of each environment. 6 environments and minibatches of 8 give 2 blocks of 3 environments: each
+    minibatch has 4 samples of environments 0 to 2, and 4 of environments 3 to 5.
 
     Args:
         num_envs, minibatch_size: on this device.
@@ -216,47 +222,3 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, minibatch_size
         return x.reshape(steps, num_envs, *x.shape[3:])
 
     return jax.tree.map(in_order, lax.map(outputs_of, whole_environments(envs, steps, num_envs)))
-
-
-# --- To try an algorithm -----------------------------------------------------------------------------------------
-
-
-def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:
-    """A rollout of random frames, actions, values and rewards: to try an algorithm without playing.
-
-    Games are lost at random; the step after a lost game is an auto-reset step.
-
-    Args:
-        network: the network that shall learn from it.
-    """
-    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
-    steps = (length, num_envs)
-    ends = jax.random.bernoulli(end_key, 0.05, steps)
-    terminated = ends & ~_one_later(ends)
-    auto_reset = _one_later(terminated)
-    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
-
-    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        age = next_age(age, first)
-        return age, age
-
-    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
-    value = jax.random.normal(value_key, (length + 1, num_envs))
-    return Rollout(
-        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.layout.shape), jnp.uint8),
-        age=age,
-        action=jax.random.randint(action_key, steps, 0, num_actions),
-        log_prob=jnp.full(steps, -math.log(num_actions)),
-        value=value[:-1],
-        reward=jax.random.normal(reward_key, steps),
-        terminated=terminated,
-        truncated=jnp.zeros(steps, bool),
-        weight=1.0 - auto_reset,
-        bootstrap_value=value[-1],
-        carry=network.initial_carry(num_envs),
-    )
-
-
-def _one_later(mark: jax.Array) -> jax.Array:
-    """Marks [T, B] moved to the step after; step 0 has none."""
-    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))

@@ -14,9 +14,10 @@ from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import device_class
 from jaxrl_atari.frames import STACK
 from jaxrl_atari.keys import new_key
-from jaxrl_atari.minibatches import Rollout, random_rollout
+from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import init_params, make_module
+from jaxrl_atari.random_rollout import random_rollout
 
 ACTIONS = 18
 """The full action set: no ALE game has more actions."""

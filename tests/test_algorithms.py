@@ -23,10 +23,11 @@ from jaxrl_atari.devices import place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
-from jaxrl_atari.minibatches import Mean, observe, random_rollout
+from jaxrl_atari.minibatches import Mean, observe
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.networks import Observation
-from jaxrl_atari.ppo import PPO, ppo_loss_of_outputs, ppo_loss, ppo_prepare
+from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
+from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session_arrays import first_arrays

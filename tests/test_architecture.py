@@ -16,7 +16,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
-    "retrain", "device_report", "update_memory",
+    "retrain", "device_report", "update_memory", "random_rollout",
     "session", "schedules", "provenance", "evaluate", "report", "session_games", "groups", "rollout",
     "learner", "session_arrays", "runs", "devices", "data_parallel", "config_checks",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "network_forms", "fast", "networks", "frames",

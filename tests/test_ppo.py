@@ -27,7 +27,7 @@ from jaxrl_atari.minibatches import (
 )
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, Outputs
-from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss_of_outputs, ppo_loss
+from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss, ppo_loss_of_outputs
 from jaxrl_atari.schedules import current_options
 
 HYPER = {

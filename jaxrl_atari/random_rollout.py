@@ -1,0 +1,53 @@
+"""A rollout of random numbers: to try an algorithm without playing, or to find the shapes of an update."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxrl_atari.frames import STACK, next_age
+from jaxrl_atari.minibatches import Rollout
+from jaxrl_atari.networks import Network
+
+
+def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:
+    """A rollout of random frames, actions, values and rewards.
+
+    Games are lost at random; the step after a lost game is an auto-reset step.
+
+    Args:
+        network: the network that learns from it.
+        length: T, steps of each environment.
+    """
+    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
+    steps = (length, num_envs)
+    ends = jax.random.bernoulli(end_key, 0.05, steps)
+    terminated = ends & ~_one_later(ends)
+    auto_reset = _one_later(terminated)
+    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
+
+    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        age = next_age(age, first)
+        return age, age
+
+    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
+    value = jax.random.normal(value_key, (length + 1, num_envs))
+    return Rollout(
+        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.layout.shape), jnp.uint8),
+        age=age,
+        action=jax.random.randint(action_key, steps, 0, num_actions),
+        log_prob=jnp.full(steps, -math.log(num_actions)),
+        value=value[:-1],
+        reward=jax.random.normal(reward_key, steps),
+        terminated=terminated,
+        truncated=jnp.zeros(steps, bool),
+        weight=1.0 - auto_reset,
+        bootstrap_value=value[-1],
+        carry=network.initial_carry(num_envs),
+    )
+
+
+def _one_later(mark: jax.Array) -> jax.Array:
+    """Marks [T, B] moved to the step after; step 0 has none."""
+    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))
