@@ -1,4 +1,4 @@
-"""Runs the update on one learner device or on several, each with its shard of the environments."""
+"""Runs the update on one learner device or on several, each with its part of the environments."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,10 +16,11 @@ AXIS = "devices"
 
 
 class DataParallel:
-    """Runs one program on one or several devices, each with its shard of the data.
+    """Runs one program on one or several devices, each with its part of the data.
 
     On one device it uses `jit`, and arrays stay as they are. On several it uses `pmap`, which JAX builds on
-    `jit(shard_map)`: every array then has a leading axis, with one row per device.
+    `jit(shard_map)`: every array then has a leading axis, with one row per device. `assemble` and `replicate` put
+    data on the devices in this form, and `local_part` takes out what lies on one of them.
     """
 
     def __init__(self, devices: Sequence[jax.Device]):
@@ -46,34 +47,34 @@ class DataParallel:
 
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
 
-    def assemble(self, shards: Sequence[Any]) -> Any:
-        """Joins one tree of arrays per local device into a single tree, and moves each to its device.
+    def assemble(self, parts: Sequence[Any]) -> Any:
+        """Joins trees of arrays, one for each local device, into a single tree, and moves each to its device.
 
         On several devices, random keys become arrays of integers: across processes, `pmap` accepts no typed keys.
         """
-        placed = [jax.device_put(shard, device) for shard, device in zip(shards, self.local_devices, strict=True)]
+        placed = [jax.device_put(part, device) for part, device in zip(parts, self.local_devices, strict=True)]
         if len(self) == 1:
             return placed[0]
 
-        def rows(*parts: jax.Array) -> jax.Array:
-            if jnp.issubdtype(parts[0].dtype, jax.dtypes.prng_key):
-                parts = tuple(map(jax.random.key_data, parts))
-            shape = (len(self), *parts[0].shape)
-            return jax.make_array_from_single_device_arrays(shape, self._rows, [part[None] for part in parts])
+        def join(*arrays: jax.Array) -> jax.Array:
+            if jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key):
+                arrays = tuple(map(jax.random.key_data, arrays))
+            shape = (len(self), *arrays[0].shape)
+            return jax.make_array_from_single_device_arrays(shape, self._rows, [array[None] for array in arrays])
 
-        return jax.tree.map(rows, *placed)
+        return jax.tree.map(join, *placed)
 
     def replicate(self, tree: Any) -> Any:
         """A tree with the same values on all devices."""
         return self.assemble([tree] * len(self.local_devices))
 
-    def shard(self, tree: Any, index: int) -> Any:
-        """The part of a tree that lies on local device number `index`."""
+    def local_part(self, tree: Any, index: int) -> Any:
+        """The part of a tree that lies on local device number `index`, without the leading axis."""
         if len(self) == 1:
             return tree
         device = self.local_devices[index]
 
         def row(x: jax.Array) -> jax.Array:
-            return next(part.data for part in x.addressable_shards if part.device == device).squeeze(0)
+            return next(shard.data for shard in x.addressable_shards if shard.device == device).squeeze(0)
 
         return jax.tree.map(row, tree)

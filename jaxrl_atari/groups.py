@@ -15,9 +15,14 @@ from jaxrl_atari.networks import Networks
 from jaxrl_atari.rollout import EnvGroup
 
 
-def num_groups(env: EnvConfig, num_devices: int, platform: str) -> int:
-    """Groups on each device: as chosen, else 2 on a GPU whose environments can be halved, else 1."""
-    return env.num_groups or (2 if platform != "cpu" and env.num_envs % (2 * num_devices) == 0 else 1)
+def num_groups(env: EnvConfig, num_devices: int, on_gpu: bool) -> int:
+    """Groups on each device: as chosen, else 2 on a GPU whose environments can be halved, else 1.
+
+    Args:
+        num_devices: devices that learn, over which the environments are dealt.
+        on_gpu: whether GPUs act.
+    """
+    return env.num_groups or (2 if on_gpu and env.num_envs % (2 * num_devices) == 0 else 1)
 
 
 def anchor_steps(env: EnvConfig) -> int:
@@ -31,14 +36,14 @@ def anchor_steps(env: EnvConfig) -> int:
 
 
 def make_groups(
-    config: Config, placement: Placement, networks: Callable[[int], Networks], seed: int, first_step: int = 0
+    config: Config, placement: Placement, networks_for: Callable[[int], Networks], seed: int, first_step: int = 0
 ) -> list[list[EnvGroup]]:
     """All environments of a session, as `rollout.collect` takes them.
 
     Whoever calls it closes their pools. If one cannot be made, those before it are closed here.
 
     Args:
-        networks: number of actions -> the networks of the session.
+        networks_for: number of actions -> the networks of the session.
         seed: seed of the games.
         first_step: steps that each environment made before a resume that starts new games.
 
@@ -47,7 +52,7 @@ def make_groups(
     """
     env = config.env
     devices = len(placement.learner)
-    per_device = num_groups(env, devices, placement.actors[0].platform)
+    per_device = num_groups(env, devices, on_gpu=placement.actors[0].platform == "gpu")
     size = env.num_envs // (devices * per_device)
 
     def make(learner: jax.Device, actor: jax.Device, number: int, pools: ExitStack) -> EnvGroup:
@@ -64,9 +69,14 @@ def make_groups(
             gymnasium=env.gymnasium,
         )  # fmt: skip
         pools.callback(pool.close)
-        network = networks(pool.num_actions).acting
         return EnvGroup(
-            pool, network, config.ppo.rollout_length, actor, env.rules, first_env, config.devices.check
+            pool,
+            networks_for(pool.num_actions).acting,
+            rollout_length=config.ppo.rollout_length,
+            device=actor,
+            rules=env.rules,
+            first_env=first_env,
+            check=config.devices.check,
         )
 
     local = [device for device in placement.learner if device.process_index == placement.home.process_index]

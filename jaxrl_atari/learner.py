@@ -55,7 +55,7 @@ class Learner:
 
         It is valid until the next `update`, which consumes it.
         """
-        return self._parallel.shard(self._state, 0)
+        return self._parallel.local_part(self._state, 0)
 
     def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout.
@@ -75,7 +75,7 @@ class Learner:
             arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, config, key)
-        own = self._parallel.shard(metrics, 0)
+        own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
     def parameter_norm(self) -> float:
@@ -89,24 +89,10 @@ class Learner:
 
     def _params_of_actors(self) -> list[Any]:
         """The parameters that each actor acts with, on any device."""
-        return [self._parallel.shard(self._state.params, i) for i in range(len(self._actors))]
+        return [self._parallel.local_part(self._state.params, i) for i in range(len(self._actors))]
 
     def close(self) -> None:
         """Frees what the learner holds besides arrays. This learner holds nothing else."""
-
-
-_copy = jax.jit(partial(jax.tree.map, jnp.copy))
-_norm = jax.jit(optax.tree.norm)
-
-
-@lru_cache(maxsize=8)
-def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> Callable:
-    """`algorithm.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
-
-    The sessions of a process share it, so that it is compiled once.
-    """
-    function = partial(update, apply=network.apply, algorithm=algorithm)
-    return DataParallel(devices).compile(function, donate_argnums=[0])
 
 
 class OverlappedLearner(Learner):
@@ -158,3 +144,20 @@ class OverlappedLearner(Learner):
 
     def close(self) -> None:
         self._thread.shutdown()
+
+
+# --- Compiled functions ------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=8)
+def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> Callable:
+    """`algorithm.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
+
+    The sessions of a process share it, so that it is compiled once.
+    """
+    function = partial(update, apply=network.apply, algorithm=algorithm)
+    return DataParallel(devices).compile(function, donate_argnums=[0])
+
+
+_copy = jax.jit(partial(jax.tree.map, jnp.copy))
+_norm = jax.jit(optax.tree.norm)

@@ -79,32 +79,32 @@ def collect(
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
     length = groups[0][0].rollout_length
-    playing = [[group.new_rollout(key) for group in on_device] for on_device in groups]
-    # The first groups of all devices take their turn together, then the second ones: devices act in lockstep. A
-    # turn is a list of (rollout of a group, parameters), one for each device.
-    turns = [list(zip(turn, params, strict=True)) for turn in zip(*playing, strict=True)]
+    by_device = [[group.new_rollout(key) for group in on_device] for on_device in groups]
+    # In one turn each device plays one of its groups: first the first ones, then the second ones, and so on.
+    turns = [list(zip(turn, params, strict=True)) for turn in zip(*by_device, strict=True)]
     games: list[FinishedGame] = []
     started = 0.0
-    # Each turn receives the step before and starts the next one, so that the emulators of one group run while the
-    # policy acts for another. The actions of step T are not sent: the next rollout draws its own.
+    # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
     for t in range(length + 1):
         for turn in turns:
+            # Receiving alternates with starting, so the policy of one device runs while the emulators of the next
+            # one are waited for. All policies have been started before the first actions are waited for.
             actions = []
-            for rollout, group_params in turn:
+            for group_rollout, device_params in turn:
                 if t > 0:
-                    games += rollout.receive(t - 1)
-                actions.append(rollout.start_policy(group_params))
-            if t < length:
-                for (rollout, _), action in zip(turn, actions, strict=True):
-                    rollout.send(action)
+                    games += group_rollout.receive(t - 1)
+                actions.append(group_rollout.start_policy(device_params))
+            if t < length:  # the actions of step T are not sent: the next rollout draws its own
+                for (group_rollout, _), action in zip(turn, actions, strict=True):
+                    group_rollout.send(action)
         if t == 0:  # the first actions have waited for the update
             started = time.perf_counter()
-    played = list(itertools.chain(*playing))
-    waiting = sum(rollout.waited_seconds for rollout in played)
+    group_rollouts = list(itertools.chain(*by_device))
+    waiting = sum(group_rollout.waited_seconds for group_rollout in group_rollouts)
     policy = time.perf_counter() - started - waiting
     return Collected(
-        rollouts=[finish_rollout([rollout.finish() for rollout in on_device]) for on_device in playing],
-        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in played)),
+        rollouts=[finish_rollout([each.finish() for each in on_device]) for on_device in by_device],
+        env_steps=sum_over_processes(sum(group_rollout.env_steps for group_rollout in group_rollouts)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         policy_seconds=policy,

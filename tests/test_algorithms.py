@@ -208,7 +208,7 @@ def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update
     drawn = []
     for number in range(2):
         state, _ = step(state, rollout, config, parallel.replicate(jax.random.fold_in(KEY, number)))
-        drawn.append([float(parallel.shard(state.extra, device)) for device in (0, 1)])
+        drawn.append([float(parallel.local_part(state.extra, device)) for device in (0, 1)])
     assert drawn[0][0] == drawn[0][1] != drawn[1][0] == drawn[1][1]
 
 
@@ -383,7 +383,7 @@ def test_one_device_and_two_compute_the_same_loss():
         state, config, key = map(
             parallel.replicate, (init_train_state(params, CONFIG, algorithm, KEY), CONFIG, KEY)
         )
-        found.append(parallel.shard(parallel.compile(step)(state, parallel.assemble(rollouts), config, key), 0))
+        found.append(parallel.local_part(parallel.compile(step)(state, parallel.assemble(rollouts), config, key), 0))
     (one, one_metrics), (two, two_metrics) = jax.device_get(found)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), one.params, two.params)
     assert one_metrics.keys() == two_metrics.keys() > {"z_loss", "penalty"}

@@ -265,11 +265,11 @@ def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "devices", "platform", "expected"),
-    [(16, 1, "cpu", 1), (16, 8, "gpu", 2), (15, 1, "gpu", 1)],
+    ("num_envs", "devices", "on_gpu", "expected"),
+    [(16, 1, False, 1), (16, 8, True, 2), (15, 1, True, 1)],
 )
-def test_groups_on_a_device(num_envs, devices, platform, expected):
-    assert num_groups(EnvConfig(num_envs=num_envs), devices, platform) == expected
+def test_groups_on_a_device(num_envs, devices, on_gpu, expected):
+    assert num_groups(EnvConfig(num_envs=num_envs), devices, on_gpu) == expected
 
 
 @pytest.mark.parametrize("fails", ["pool", "networks"])
