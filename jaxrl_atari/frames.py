@@ -5,7 +5,7 @@ may reach: where a game is younger than a stack, its first frame fills the rest.
 
 A `FrameLayout` is the form in which frames are stored; a network reads stacks of one of them. `PLAIN` keeps the
 image. `BLOCKED`, which the Nature network reads on a CPU, is the image cut into 21x21 blocks of 4x4 pixels
-(space-to-depth): the 16 pixels of a block become 16 channels, `[84, 84] -> [21, 21, 16]`. Nothing is computed;
+(space-to-depth): the 16 pixels of a block become 16 channels, [84, 84] -> [21, 21, 16]. Nothing is computed;
 pixels only change places.
 """
 
@@ -29,7 +29,7 @@ class FrameLayout(NamedTuple):
 
 
 def block_frames(images: jax.Array) -> jax.Array:
-    """Space-to-depth: `[..., 84, 84]` -> `[..., 21, 21, 16]`, channel = 4 * row + column in the block."""
+    """Space-to-depth: [..., 84, 84] -> [..., 21, 21, 16], channel = 4 * row + column in the block."""
     *batch, _, _ = images.shape
     return images.reshape(*batch, 21, 4, 21, 4).swapaxes(-3, -2).reshape(*batch, 21, 21, 16)
 
@@ -45,7 +45,7 @@ BLOCKED = FrameLayout((21, 21, 16), block_frames, unblock_frames)
 
 
 def layout_of(shape: tuple[int, ...]) -> FrameLayout:
-    """The layout of stored frames, by the shape `[..., H, W, C]` of one or more of them.
+    """The layout of stored frames, by the shape [..., H, W, C] of one or more of them.
 
     Raises:
         ValueError: no layout has this shape.
@@ -60,12 +60,12 @@ def layout_of(shape: tuple[int, ...]) -> FrameLayout:
 
 
 def as_images(frames: jax.Array) -> jax.Array:
-    """Stored frames as images: uint8 `[..., H, W, C]` of any layout -> `[..., 84, 84]`."""
+    """Stored frames as images: uint8 [..., H, W, C] of any layout -> [..., 84, 84]."""
     return layout_of(frames.shape).image(frames)
 
 
 def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
-    """Stacks of images, uint8 `[N, 84, 84, 4]`, as `gather_stacks` returns them in a layout."""
+    """Stacks of images, uint8 [N, 84, 84, 4], as `gather_stacks` returns them in a layout."""
     return jnp.concatenate([layout.arrange(stacks[..., j]) for j in range(STACK)], axis=-1)
 
 
@@ -75,7 +75,7 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
     A loss that changes pictures, for example by a random shift, changes them through this function.
 
     Args:
-        function: stacks of images, uint8 `[N, 84, 84, 4]` -> the same.
+        function: stacks of images, uint8 [N, 84, 84, 4] -> the same.
         stacks: `Observation.stacks`.
 
     Returns:
@@ -91,11 +91,11 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
 
 
 def next_age(age: jax.Array, first: jax.Array) -> jax.Array:
-    """Ages of the newest frames, int32 `[B]`, from those of the frames before them.
+    """Ages of the newest frames, int32 [B], from those of the frames before them.
 
     Args:
-        age: int32 `[B]`.
-        first: bool `[B]`, true where the newest frame starts a game.
+        age: int32 [B].
+        first: bool [B], true where the newest frame starts a game.
     """
     return jnp.where(first, 0, jnp.minimum(age + 1, STACK - 1))
 
@@ -104,16 +104,16 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     """The frame stacks of chosen samples of a rollout.
 
     Args:
-        frames: uint8 `[S + 3 or more, B, H, W, C]`, of S steps; `frames[t + 3]` is the newest frame of step t.
-        age: int32 `[S, B]`, the age of the newest frame of each step.
-        index: int `[N]`, samples as `t * B + b`, with t below S.
+        frames: uint8 [S + 3 or more, B, H, W, C], of S steps; `frames[t + 3]` is the newest frame of step t.
+        age: int32 [S, B], the age of the newest frame of each step.
+        index: int [N], samples as `t * B + b`, with t below S.
 
     Returns:
-        uint8 `[N, H, W, 4 * C]`: frame `t + 3 - min(j, age)` for j = 3, 2, 1, 0, the oldest first.
+        uint8 [N, H, W, 4 * C]: frame `t + 3 - min(j, age)` for j = 3, 2, 1, 0, the oldest first.
     """
     t, b = jnp.divmod(index, age.shape[1])
     back = jnp.minimum(jnp.arange(STACK - 1, -1, -1), age[t, b][:, None])
-    # For XLA's CPU backend. Four gathers side by side: one gather of `[N, 4, ...]` and a transposition take 6
+    # For XLA's CPU backend. Four gathers side by side: one gather of [N, 4, ...] and a transposition take 6
     # times as long. Stacked on the last axis but one: a concatenation along the last copies each operand first.
     stacks = jnp.stack([frames[t + STACK - 1 - back[:, j], b] for j in range(STACK)], axis=-2)
     return stacks.reshape(*stacks.shape[:-2], -1)

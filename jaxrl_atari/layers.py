@@ -60,7 +60,7 @@ class Conv(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """`[N, H, W, C]`, uint8 pixels, which are divided by 255, or floats -> `[N, h, w, features]`.
+        """[N, H, W, C], uint8 pixels, which are divided by 255, or floats -> [N, h, w, features].
 
         The output is float32, or float64 where `dtype` is.
 
@@ -96,7 +96,7 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
     Args:
         torso: a function of each sample alone, which uses layers of `module`.
         module: the module in whose `__call__` this is, with a field `for_cpu`; without one, nothing is cut.
-        x: images `[N, H, W, C]`.
+        x: images [N, H, W, C].
     """
     count = -(-len(x) // CHUNK) if getattr(module, "for_cpu", False) else 1
     if count == 1:
@@ -120,13 +120,13 @@ def cpu_convolution(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dt
     """The convolution, with the gradients of this file.
 
     Args:
-        x: uint8 or float `[N, H, W, C]`.
-        kernel: float32 `[kh, kw, C, O]`.
+        x: uint8 or float [N, H, W, C].
+        kernel: float32 [kh, kw, C, O].
         pads: zeros around the image, which may be negative: (above, below), (left, right).
         dtype: type of the arithmetic.
 
     Returns:
-        `[N, h, w, O]`, in `sum_type(dtype)`.
+        [N, h, w, O], in `sum_type(dtype)`.
     """
     return _forward(x, kernel, stride, pads, dtype)[0]
 
@@ -139,7 +139,7 @@ def _forward(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: An
 
 
 def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array]:
-    """The gradients for x and kernel, from that for the output, `[N, h, w, O]`."""
+    """The gradients for x and kernel, from that for the output, [N, h, w, O]."""
     x, kernel = saved
     g = g.astype(dtype)
 
@@ -170,8 +170,8 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
     matrix is x[n, r, c : c + width], and one of the left matrix is g[n, r - i, c] for each i.
 
     Args:
-        words: the input as `as_words` views it, `[N, h + height - 1, w + width - 1, C]`.
-        g: the gradient for the output, `[N, h, w, O]` in `dtype`.
+        words: the input as `as_words` views it, [N, h + height - 1, w + width - 1, C].
+        g: the gradient for the output, [N, h, w, O] in `dtype`.
         shape: of the kernel, (height, width, C, O).
 
     Returns:
@@ -198,11 +198,11 @@ def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
     A barrier hides from XLA that the kernel is turned. It would else see a gradient, and compute the naive loop.
 
     Args:
-        w: the kernel, `[height, width, C, O]`.
-        g: the gradient for the output, `[N, h, w, O]` in `dtype`.
+        w: the kernel, [height, width, C, O].
+        g: the gradient for the output, [N, h, w, O] in `dtype`.
 
     Returns:
-        `[N, h + height - 1, w + width - 1, C]`, in `sum_type(dtype)`.
+        [N, h + height - 1, w + width - 1, C], in `sum_type(dtype)`.
     """
     height, width = w.shape[:2]
     turned = lax.optimization_barrier(w[::-1, ::-1].swapaxes(2, 3).astype(dtype))
@@ -228,11 +228,11 @@ def space_to_depth(x: jax.Array, size: tuple[int, ...], stride: int, pads: Pads)
     """Pads an image and cuts it into blocks, whose pixels become channels.
 
     Args:
-        x: `[N, H, W, C]`.
+        x: [N, H, W, C].
         size: height and width of the kernel: what no window reads is cut off.
 
     Returns:
-        `[N, rows, columns, stride * stride * C]`; a channel is (row in the block, column in the block, channel).
+        [N, rows, columns, stride * stride * C]; a channel is (row in the block, column in the block, channel).
     """
     lengths = []
     edges = []
@@ -254,10 +254,10 @@ def block_kernel(w: jax.Array, stride: int) -> jax.Array:
     """The kernel of stride 1 that does on blocks what `w` does on the image.
 
     Args:
-        w: `[kh, kw, C, O]`.
+        w: [kh, kw, C, O].
 
     Returns:
-        `[rows, columns, stride * stride * C, O]`, with zeros where the stride does not divide kh or kw.
+        [rows, columns, stride * stride * C, O], with zeros where the stride does not divide kh or kw.
     """
     rows, columns = (-(-k // stride) for k in w.shape[:2])
     edges = ((0, rows * stride - w.shape[0]), (0, columns * stride - w.shape[1]), (0, 0), (0, 0))
@@ -266,7 +266,7 @@ def block_kernel(w: jax.Array, stride: int) -> jax.Array:
 
 
 def side_by_side(words: jax.Array, width: int) -> jax.Array:
-    """The pixels of each row of a window side by side: `[N, H, w + width - 1, C]` -> `[N, H, w, width * C]`.
+    """The pixels of each row of a window side by side: [N, H, w + width - 1, C] -> [N, H, w, width * C].
 
     Args:
         words: the image as `as_words` views it. The result is no longer in words.

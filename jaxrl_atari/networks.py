@@ -104,13 +104,13 @@ def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
 
 
 def hidden_layer(x: jax.Array, features: int, dtype: Any) -> jax.Array:
-    """A dense layer on a torso's output: `[..., H, W, C]` -> float32 `[..., features]`."""
+    """A dense layer on a torso's output: [N, H, W, C] -> float32 [N, features]."""
     x = x.reshape(*x.shape[:-3], -1)
     return nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
 
 
 def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
-    """Policy and value head on features float32 `[..., F]`: the `Outputs` of a network."""
+    """Policy and value head on features, float32 [N, F]: the `Outputs` of a network."""
     logits = dense(num_actions, 0.01, "policy", jnp.float32)(features)
     value = dense(1, 1.0, "value", jnp.float32)(features)
     return Outputs(logits, value[..., 0], carry, features)
@@ -120,7 +120,7 @@ def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
 
 
 def nature_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
-    """The three convolutions of Mnih et al. 2015: uint8 `[N, 84, 84, 4]` -> float32 `[N, 7, 7, 64]`."""
+    """The three convolutions of Mnih et al. 2015: uint8 [N, 84, 84, 4] -> float32 [N, 7, 7, 64]."""
     init = nn.initializers.orthogonal(2**0.5)
     conv = partial(Conv, padding="VALID", kernel_init=init, dtype=dtype, for_cpu=for_cpu)
     x = nn.relu(conv(32, (8, 8), 4, name="conv1")(x))
@@ -141,22 +141,21 @@ class NatureActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
-        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
+        """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N]."""
         torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
         x = in_chunks(torso, self, stacks)
         return heads(hidden_layer(x, 512, self.dtype), self.num_actions)
 
 
 def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
-    """The 15 convolutions of Espeholt et al. 2018: uint8 `[N, 84, 84, 4]` -> float32 `[N, 11, 11, 32]`."""
+    """The 15 convolutions of Espeholt et al. 2018: uint8 [N, 84, 84, 4] -> float32 [N, 11, 11, 32]."""
 
     def conv(section: int, number: int, x: jax.Array) -> jax.Array:
         """Convolution `number` of the five of a section, in the order in which they compute."""
         channels = (16, 32, 32)[section]
         init = nn.initializers.orthogonal(2**0.5)
-        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu, name=f"Conv_{5 * section + number}")(
-            x
-        )
+        name = f"Conv_{5 * section + number}"
+        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu, name=name)(x)
 
     for section in range(3):
         x = nn.max_pool(conv(section, 0, x), (3, 3), strides=(2, 2), padding="SAME")
@@ -181,7 +180,7 @@ class ImpalaActorCritic(nn.Module):
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
-        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`."""
+        """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N]."""
         torso = partial(impala_torso, dtype=self.dtype, for_cpu=self.for_cpu)
         x = in_chunks(torso, self, stacks)
         return heads(hidden_layer(x, 256, self.dtype), self.num_actions)
@@ -197,7 +196,7 @@ class LSTMStep(nn.Module):
 
     @nn.compact
     def __call__(self, carry: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        """Carry `[n, features]` twice; x `[n, F]`, first bool `[n]` -> new carry, output `[n, features]`."""
+        """Carry [n, features] twice; x [n, F], first bool [n] -> new carry, output [n, features]."""
         x, first = step
         carry = jax.tree.map(lambda memory: jnp.where(first[:, None], 0.0, memory), carry)
         cell = nn.OptimizedLSTMCell(self.features, kernel_init=nn.initializers.orthogonal(), name="cell")
@@ -209,11 +208,11 @@ def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax
     """An LSTM (Hochreiter and Schmidhuber 1997) over N / n consecutive steps of n environments.
 
     Args:
-        x: float32 `[N, F]`; first: bool `[N]`, where a game starts.
-        carry: float32 `[n, features]` twice, before the first step.
+        x: float32 [N, F]; first: bool [N], where a game starts.
+        carry: float32 [n, features] twice, before the first step.
 
     Returns:
-        Outputs float32 `[N, features]`, and the carry after the last step.
+        Outputs float32 [N, features], and the carry after the last step.
     """
     num_envs = len(jax.tree.leaves(carry)[0])
     steps = jax.tree.map(lambda y: y.reshape(-1, num_envs, *y.shape[1:]), (x, first))
@@ -237,7 +236,7 @@ class NatureLSTM(nn.Module):
 
     @staticmethod
     def initial_carry(num_envs: int) -> Any:
-        """Memory before the first game: float32 `[num_envs, 256]` twice."""
+        """Memory before the first game: float32 [num_envs, 256] twice."""
         return jnp.zeros((num_envs, 256)), jnp.zeros((num_envs, 256))
 
     @nn.compact
@@ -338,7 +337,7 @@ def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
 
 
 def initial_carry(module: Any, num_envs: int) -> Any:
-    """What a network remembers before its first game, `[num_envs, ...]`: `()` unless it is recurrent."""
+    """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent."""
     return module.initial_carry(num_envs) if _has_memory(module) else ()
 
 

@@ -42,7 +42,7 @@ FEATURES = 64
 
 
 class Embedding(nn.Module):
-    """Target and predictor: pixels float32 `[..., PIXELS]` -> features `[..., FEATURES]`."""
+    """Target and predictor: pixels float32 [..., PIXELS] -> features [..., FEATURES]."""
 
     @nn.compact
     def __call__(self, pixels: jax.Array) -> jax.Array:
@@ -125,12 +125,12 @@ def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tupl
 
 
 def downsample(frames: jax.Array) -> jax.Array:
-    """Frames as means over 4x4 pixels: uint8 `[T, B, 84, 84]` -> float32 `[T, B, PIXELS]`, from 0 to 1."""
+    """Frames as means over 4x4 pixels: uint8 [T, B, 84, 84] -> float32 [T, B, PIXELS], from 0 to 1."""
     return nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], PIXELS)
 
 
 def prediction_error(params: Any, pixels: jax.Array, target_features: jax.Array) -> jax.Array:
-    """Mean squared error of the predictor: pixels `[..., PIXELS]`, features `[..., FEATURES]` -> `[...]`."""
+    """Mean squared error of the predictor: pixels [..., PIXELS], features [..., FEATURES] -> [...]."""
     return jnp.mean(jnp.square(embed(params["rnd"], pixels) - target_features), axis=-1)
 
 

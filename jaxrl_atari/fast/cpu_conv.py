@@ -21,7 +21,7 @@ of `layers.Conv` take at most 1.05 times as long in both types, measured as in t
 convolutions of XLA's CPU backend that multiply bfloat16.
 
 **Equations.** A layer is Y = relu(X W + b). X has a row for each window of each sample, N h w in all; W is the
-kernel as a matrix `[size * size * C, O]`. With G, the gradient for Y where Y > 0 and else 0, and ' for transposed:
+kernel as a matrix [size * size * C, O]. With G, the gradient for Y where Y > 0 and else 0, and ' for transposed:
 
     dW = X' G        db = the sum of G's rows        dX = G W'        dx = for each pixel, the sum over its windows
 
@@ -39,7 +39,7 @@ dense layer compute so:
 - A bias is added in float32. The output of a convolution is then cast to `dtype`: it is kept, and is an operand of
   the next layer. That of the dense layer stays float32, for the heads.
 - A gradient is float32, as a sum of products, and is cast to `dtype` only as an operand. `db` is summed before.
-- Two gradients are rounded to `dtype` all the same, as flax rounds them: that for the features `[N, 3136]`, the
+- Two gradients are rounded to `dtype` all the same, as flax rounds them: that for the features [N, 3136], the
   input of the dense layer; and that for the bias of the dense layer, which itself is rounded before it is added.
 
 **Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
@@ -93,7 +93,7 @@ def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outp
 
     Args:
         params: parameters of `networks.NatureActorCritic`, or `acting_params` of them.
-        observation: its stacks are uint8 `[N, 21, 21, 64]`; a channel is (frame, row, column) of a block.
+        observation: its stacks are uint8 [N, 21, 21, 64]; a channel is (frame, row, column) of a block.
         dtype: type of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
         chunk: `chunk_size`.
     """
@@ -150,7 +150,7 @@ class Kernels(NamedTuple):
 
 
 def block_kernels(params: Any) -> Kernels:
-    """The kernels `[height, width, in, out]` in the order of the blocks.
+    """The kernels [height, width, in, out] in the order of the blocks.
 
     The division of pixels by 255 is applied to the first kernel instead.
     """
@@ -164,7 +164,7 @@ def block_kernels(params: Any) -> Kernels:
 
 
 def torso_in_chunks(kernels: Kernels, blocks: jax.Array, dtype: Any, size: int) -> jax.Array:
-    """The torso in chunks of at most `size` samples: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`."""
+    """The torso in chunks of at most `size` samples: uint8 [N, 21, 21, 64] -> float32 [N, 3136]."""
     n = len(blocks)
     count = -(-n // size)
     loop = count > UNROLLED
@@ -182,7 +182,7 @@ def torso_in_chunks(kernels: Kernels, blocks: jax.Array, dtype: Any, size: int) 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Array:
-    """The three convolutions of one chunk: uint8 `[N, 21, 21, 64]` -> float32 `[N, 3136]`.
+    """The three convolutions of one chunk: uint8 [N, 21, 21, 64] -> float32 [N, 3136].
 
     Args:
         loop: the chunks are computed in a loop.
@@ -205,7 +205,7 @@ def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -
 
 
 def torso_backward(dtype: Any, loop: bool, saved: Any, g: jax.Array) -> tuple[Any, Kernels]:
-    """The gradients for the input (there is none) and the kernels, from float32 `[N, 3136]`."""
+    """The gradients for the input (there is none) and the kernels, from float32 [N, 3136]."""
     blocks, w2, w3, parts1, words2, words3 = saved
     out1, out2, out3 = map(from_words, (jnp.concatenate(parts1), words2, words3))
     g3 = g.reshape(out3.shape)  # [N, 7, 7, 64]: the gradient for out3
@@ -226,11 +226,11 @@ def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> ja
     """`Y_i = relu(sum_p x_{i+p} W_p + b)`, a convolution with 2x2 windows; Y is blocked for the second layer.
 
     Args:
-        blocks: uint8 `[N, 21, 21, 64]`.
+        blocks: uint8 [N, 21, 21, 64].
         w: `Kernels.w1`.
 
     Returns:
-        `[N, 10, 10, 128]` in `dtype`; a channel is (row in the block, column in the block, output).
+        [N, 10, 10, 128] in `dtype`; a channel is (row in the block, column in the block, output).
     """
     # x_i W_p of each block i and place p: float32 [N, 21, 21, 4, 32].
     products = product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
@@ -248,10 +248,10 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
 
     Args:
         out: its output.
-        g: float32 `[N, 10, 10, 128]`, the gradient for its output.
+        g: float32 [N, 10, 10, 128], the gradient for its output.
 
     Returns:
-        The gradients for w, `[64, 4 * 32]`, and b, float32.
+        The gradients for w, [64, 4 * 32], and b, float32.
     """
     g = jnp.where(out > 0, g, 0)  # G
     db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)  # over samples, blocks and the pixels of a block
@@ -268,7 +268,7 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
 
 
 def first_layer_channels_first(g: jax.Array) -> jax.Array:
-    """A gradient for the output of `first_layer`, `[N, 10, 10, 128]`, without blocks: `[32, N, 20, 20]`.
+    """A gradient for the output of `first_layer`, [N, 10, 10, 128], without blocks: [32, N, 20, 20].
 
     It is `g.reshape(-1, 10, 10, 2, 2, 32).transpose(5, 0, 1, 3, 2, 4).reshape(32, -1, 20, 20)`, in two moves of
     fewer axes. A block's channels are (row, column, output), so its columns lie side by side already: first the
@@ -285,11 +285,11 @@ def layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
     """`Y = relu(X W + b)`: a convolution with windows of size x size and stride 1.
 
     Args:
-        x: `[N, H, W, C]`.
-        w: float32 `[size * size * C, O]`.
+        x: [N, H, W, C].
+        w: float32 [size * size * C, O].
 
     Returns:
-        `[N, H - size + 1, W - size + 1, O]` in the type of x.
+        [N, H - size + 1, W - size + 1, O] in the type of x.
     """
     n, height, width, _ = x.shape
     out = nn.relu(product(windows(x, size), w.astype(x.dtype)) + b).astype(x.dtype)
@@ -302,7 +302,7 @@ def layer_backward(
     """The gradients of `layer`: `dW = X' G`, `db`, the sum of G, and `dX = G W'`, added up in dx.
 
     Args:
-        out: its output, `[N, h, w, O]`.
+        out: its output, [N, h, w, O].
         g: float32, the gradient for its output.
 
     Returns:
@@ -327,7 +327,7 @@ def layer_backward(
 
 @jax.custom_vjp
 def dense(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`x @ w` in the type of x: `[N, 3136]`, float32 `[3136, O]` -> float32 `[N, O]`.
+    """`x @ w` in the type of x: [N, 3136], float32 [3136, O] -> float32 [N, O].
 
     JAX's own gradient would compute the products in float32, and transposed.
     """
@@ -359,7 +359,7 @@ dense.defvjp(dense_forward, dense_backward)
 
 
 def product(a: jax.Array, b: jax.Array, precision: str | None = None) -> jax.Array:
-    """`a @ b`, added up in float32: `[M, K]`, `[K, N]` -> float32 `[M, N]`."""
+    """`a @ b`, added up in float32: [M, K], [K, N] -> float32 [M, N]."""
     return jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
 
 
@@ -369,7 +369,7 @@ def without_tf32(dtype: Any) -> str | None:
 
 
 def transposed(x: jax.Array) -> jax.Array:
-    """The transpose of the matrix whose rows are the last axis of x: `[..., C]`, three or more axes -> `[C, K]`.
+    """The transpose of the matrix whose rows are the last axis of x: [..., C], three or more axes -> [C, K].
 
     `moveaxis` on three or more axes moves the data; the `.T` of a matrix would be a change of layout (rule 1).
     """
@@ -382,7 +382,7 @@ def places(size: int) -> list[tuple[int, int]]:
 
 
 def windows(x: jax.Array, size: int) -> jax.Array:
-    """Every window of `[N, H, W, C]` as a row: `[N * (H-size+1) * (W-size+1), size * size * C]`."""
+    """Every window of [N, H, W, C] as a row: [N * (H-size+1) * (W-size+1), size * size * C]."""
     _, height, width, channels = x.shape
     rows, columns = height - size + 1, width - size + 1
     shifted = [as_words(x)[:, i : i + rows, j : j + columns] for i, j in places(size)]

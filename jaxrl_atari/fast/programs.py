@@ -42,7 +42,7 @@ class Handwritten(nn.Module):
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
-        """uint8 `[N, 84, 84, 4]` -> logits float32 `[N, A]`, value float32 `[N]`, features float32 `[N, 512]`."""
+        """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N], features float32 [N, 512]."""
         x = stacks
         for name, features, size, stride in (("conv1", 32, 8, 4), ("conv2", 64, 4, 2), ("conv3", 64, 3, 1)):
             x = nn.relu(Conv(features, (size, size), stride, "VALID", dtype=self.dtype, name=name)(x))
