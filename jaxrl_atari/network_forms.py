@@ -2,21 +2,20 @@
 
 A network is written as a flax module (`networks.py`). The rest of the package gets a `Network` from here:
 
-    make_network(config, num_actions, device_class)       where one class learns and acts, or only acts
-    make_networks(config, num_actions, learner, actor)    for a session, where the two may differ
+    make_network(config, num_actions, device_class)       devices of one class learn and act, or only act
+    make_networks(config, num_actions, learner, actor)    a session, in which the two classes may differ
 
-Device classes, such as "gpu" and "amx cpu", are those of `devices.device_class`. A network has two forms,
-and `nature` has a third, with the same parameters and in the same arithmetic:
+`devices.device_class` lists the classes of devices. All forms of a network have the same parameters:
 
-    form                 `network.conv`   with `auto`              what computes
-    as written           plain            a GPU learns or acts     the module, with XLA's own convolutions
-    gradients for CPUs   matmul           CPUs alone               the module with `for_cpu`, whose `layers.Conv`
-                                                                   have gradients that are fast on a CPU
-    by hand              matmul           CPUs alone               `fast/cpu_conv.py`, for `nature` as long as the
-                                                                   module says what was written out
+    form                 network.conv   computed by
+    as written           plain          the module, with XLA's own convolutions
+    gradients for CPUs   matmul         the module with `for_cpu`: gradients of its `layers.Conv` are fast on a CPU
+    by hand              matmul         `fast/cpu_conv.py`, for `nature` until its module is edited
 
-For the last form, programs are compared (`fast/programs.py`). So an edit of what the network computes is always
-what is computed, and `Network.advice` says what it costs.
+With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and else `plain`.
+
+Whether the module of `nature` was edited is found by a comparison of programs (`fast/programs.py`). After an
+edit the module itself runs, and `Network.advice` says what that costs.
 """
 
 from functools import cache, partial
@@ -69,25 +68,25 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: str, actor: 
     module = module.clone(dtype=dtype)
     only_cpus = classes <= CPUS
     if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
-        network = _of_module(module, dtype)
-        return Networks(network, network)
+        as_written = _of_module(module, dtype)
+        return Networks(as_written, as_written)
     is_nature = config.name == "nature"
     if is_nature and is_computed_by_hand(module):
         learning = _by_hand(dtype, learner)
         return Networks(learning, learning if actor == learner else _by_hand(dtype, actor))
     if hasattr(module, "for_cpu"):
         module = module.clone(for_cpu=True)
-    # The advice is about CPUs. With `matmul`, this form is that of GPUs too.
-    network = _of_module(module, dtype, advice=_advice(module, is_nature) if only_cpus else "")
-    return Networks(network, network)
+    # The advice is about CPUs; if the config asks for `matmul`, GPUs have this form too.
+    for_cpus = _of_module(module, dtype, advice=_advice(module, is_nature) if only_cpus else "")
+    return Networks(for_cpus, for_cpus)
 
 
 def compute_dtype(config: NetworkConfig, device_classes: set[str]) -> jnp.dtype:
     """The type of the torso's arithmetic on devices of these classes, as `network.compute_dtype` chooses it.
 
-    `auto` is bfloat16 where learner and actor are both GPUs with bfloat16 units (not measured yet), or both CPUs
-    with bfloat16 instructions, unless `network.conv` is `plain`: XLA computes bfloat16 gradients of plain
-    convolutions by way of float32 on every CPU. Else it is float32.
+    `auto` is bfloat16 where learner and actor are both GPUs with bfloat16 units (not measured yet). It is also
+    bfloat16 where both are CPUs with bfloat16 instructions, unless `network.conv` is `plain`: XLA computes the
+    bfloat16 gradients of plain convolutions by way of float32 on every CPU. Else it is float32.
     """
     if config.compute_dtype != "auto":
         return jnp.dtype(config.compute_dtype)
@@ -96,13 +95,13 @@ def compute_dtype(config: NetworkConfig, device_classes: set[str]) -> jnp.dtype:
 
 
 def _of_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network:
-    """The forms that apply the module itself."""
+    """The first two forms, which apply the module itself."""
     apply = partial(apply_module, module)
     return Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
 
 
 def _by_hand(dtype: jnp.dtype, device_class: str) -> Network:
-    """The form of `fast/cpu_conv.py`."""
+    """The third form: `fast/cpu_conv.py`."""
     apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(device_class, dtype))
     return Network(apply, BLOCKED, jax.jit(partial(cpu_conv.acting_params, dtype=dtype)), dtype)
 
