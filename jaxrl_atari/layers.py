@@ -102,13 +102,15 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
     if count == 1:
         return torso(x)
     filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))
-    body = nn.scan(
+    # flax runs the function with a clone of `module` as the current module, so the layers that `torso` makes are
+    # the clone's. They have the same names and parameters as without chunks.
+    over_chunks = nn.scan(
         lambda module, carry, chunk: (carry, torso(chunk)),
         variable_broadcast="params",
         split_rngs={"params": False},
         unroll=count if count <= UNROLLED else 1,
     )
-    _, y = body(module, None, filled.reshape(count, -1, *x.shape[1:]))
+    _, y = over_chunks(module, None, filled.reshape(count, -1, *x.shape[1:]))
     return y.reshape(-1, *y.shape[2:])[: len(x)]
 
 
@@ -149,8 +151,8 @@ def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> 
     # The gradients are those of a convolution of stride 1, of w and the blocks of x. `block_kernel` and
     # `to_blocks` only move data or pad it, and JAX derives their transposes, which bring the gradients back.
     w, from_block_kernel = jax.vjp(lambda kernel: block_kernel(kernel, stride), kernel)
-    d_w = kernel_gradient(to_blocks(as_words(x)), g, w.shape, dtype)
-    (d_kernel,) = from_block_kernel(d_w.astype(w.dtype))
+    dw = kernel_gradient(to_blocks(as_words(x)), g, w.shape, dtype)
+    (d_kernel,) = from_block_kernel(dw.astype(w.dtype))
     if x.dtype == jnp.uint8:
         return np.zeros(x.shape, jax.dtypes.float0), d_kernel  # JAX's type for the gradient of an integer input
     d_blocks = input_gradient(w, g, dtype)
@@ -164,45 +166,48 @@ cpu_convolution.defvjp(_forward, _backward)
 def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """The gradient for the kernel of a convolution of stride 1, as one matrix product.
 
-        dW[i, j] = sum over n, r, c of x[n, r, c + j]' g[n, r - i, c]        (g is 0 outside of its rows)
+        dW[i, j, k, o] = sum over n, r, c of x[n, r, c + j, k] g[n, r - i, c, o]        (g is 0 outside)
 
-    The sum runs over the rows r of the input, so that x needs no copy for each i. A row (n, r, c) of the right
-    matrix is x[n, r, c : c + width], and one of the left matrix is g[n, r - i, c] for each i.
+    Here c runs over the columns of the output, but r over the rows of the input, H = h + height - 1. So only g is
+    shifted for each i, and x only for each j. This is the matrix product L R of
+
+        L[(i, o), (n, r, c)] = g[n, r - i, c, o]        [height * O, N * H * w]
+        R[(n, r, c), (j, k)] = x[n, r, c + j, k]        [N * H * w, width * C]
 
     Args:
-        words: the input as `as_words` views it, [N, h + height - 1, w + width - 1, C].
+        words: x, the input, as `as_words` views it, [N, H, w + width - 1, C].
         g: the gradient for the output, [N, h, w, O] in `dtype`.
         shape: of the kernel, (height, width, C, O).
 
     Returns:
-        That shape, in `sum_type(dtype)`.
+        dW, of that shape, in `sum_type(dtype)`.
     """
     height, width, channels, outputs = shape
     # XLA would fuse a transposition into each shift, and repeat it there. A concatenation, of halves, stops that.
     halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(as_words(g), 2)]
-    channels_first = jnp.concatenate(halves, axis=1)
+    channels_first = jnp.concatenate(halves, axis=1)  # [O, N, h, w]
     shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
-    shifted = from_words(jnp.concatenate([jnp.pad(channels_first, shift) for shift in shifts]))
-    dw = jnp.matmul(
-        shifted.reshape(height * outputs, -1),
-        side_by_side(words, width).astype(dtype).reshape(-1, width * channels),
-        preferred_element_type=sum_type(dtype),
-    )
-    # Without the barrier XLA would simplify this to the transposed product, which takes up to twice as long.
+    shifted = jnp.concatenate([jnp.pad(channels_first, shift) for shift in shifts])  # [height * O, N, H, w]
+    left = from_words(shifted).reshape(height * outputs, -1)
+    right = side_by_side(words, width).astype(dtype).reshape(-1, width * channels)
+    dw = jnp.matmul(left, right, preferred_element_type=sum_type(dtype))  # [(i, o), (j, k)]
+    # Without the barrier XLA would compute the transposed product instead, which takes up to twice as long.
     return lax.optimization_barrier(dw).reshape(height, outputs, width, channels).transpose(0, 2, 3, 1)
 
 
 def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
     """The gradient for the input of a convolution of stride 1, as a forward convolution.
 
+        dx[n, r, c, k] = sum over i, j, o of W[i, j, k, o] g[n, r - i, c - j, o]        (g is 0 outside)
+
     A barrier hides from XLA that the kernel is turned. It would else see a gradient, and compute the naive loop.
 
     Args:
-        w: the kernel, [height, width, C, O].
+        w: W, the kernel, [height, width, C, O].
         g: the gradient for the output, [N, h, w, O] in `dtype`.
 
     Returns:
-        [N, h + height - 1, w + width - 1, C], in `sum_type(dtype)`.
+        dx, [N, h + height - 1, w + width - 1, C], in `sum_type(dtype)`.
     """
     height, width = w.shape[:2]
     turned = lax.optimization_barrier(w[::-1, ::-1].swapaxes(2, 3).astype(dtype))
