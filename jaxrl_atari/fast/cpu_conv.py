@@ -1,35 +1,28 @@
-"""The Nature network as matrix products, written by hand for XLA's CPU backend.
+"""The Nature network as matrix products, written by hand for XLA's CPU backend. `__init__.py` says why.
 
 `apply` computes what `networks.NatureActorCritic` computes, from the same parameters:
 
-    function         input                             output
-    first_layer      uint8 [N, 21, 21, 64]             [N, 10, 10, 128]    84x84 pixels, 8x8 windows, stride 4
-    layer            [N, 10, 10, 128]                  [N, 9, 9, 64]       20x20 pixels, 4x4 windows, stride 2
-    layer            [N, 9, 9, 64]                     [N, 7, 7, 64]       9x9 pixels, 3x3 windows, stride 1
-    dense            [N, 3136]                         [N, 512]
-    two heads        float32 [N, 512]                  float32 [N, A] and [N]
+    result          function       input                    output
+    out1            first_layer    uint8 [N, 21, 21, 64]    [N, 10, 10, 128]    84x84 pixels, 8x8 windows, stride 4
+    out2            layer          out1                     [N, 9, 9, 64]       20x20 pixels, 4x4 windows, stride 2
+    out3            layer          out2                     [N, 7, 7, 64]       9x9 pixels, 3x3 windows, stride 1
+    hidden          dense          out3 as [N, 3136]        [N, 512]
+    logits, value   two heads      hidden                   [N, A] and [N]
 
-Each function is followed by its gradient.
+`torso` is the first three, with one gradient for all of them. Each function is followed by its gradient.
 
-**Why.** XLA's CPU backend compiles the gradient of a convolution inside `lax.scan` to a naive loop
-(https://github.com/jax-ml/jax/issues/12868). `layers.Conv` avoids that for any network. Its gradients of this one
-take 1.2 times as long as those of this file in float32, and twice as long in bfloat16 (benchmarks/NOTES.md, "The
-layer and the form by hand"): XLA computes bfloat16 convolutions by way of float32. `network_forms.py` chooses.
-
-**Until when.** This folder can go, with `frames.BLOCKED` and the choice in `network_forms.py`, once the gradients
-of `layers.Conv` take at most 1.05 times as long in both types, measured as in that note. In bfloat16 that takes
-convolutions of XLA's CPU backend that multiply bfloat16.
-
-**Equations.** A layer is Y = relu(X W + b). X has a row for each window of each sample, N h w in all; W is the
-kernel as a matrix [size * size * C, O]. With G, the gradient for Y where Y > 0 and else 0, and ' for transposed:
+**Equations.** A layer is Y = relu(X W + b). X [M, size * size * C] has a row for each of the M windows of all
+samples, W [size * size * C, O] is the kernel as a matrix, and Y is [M, O]. With G, the gradient for Y where Y > 0
+and else 0, and ' for transposed:
 
     dW = X' G        db = the sum of G's rows        dX = G W'        dx = for each pixel, the sum over its windows
 
-`layer` and `layer_backward` compute these. `dense` has no windows: X is x. The first layer does not make X, which
-would be 3.6 times the input in floating point. It multiplies each block by the weights W_p of all four places p
-that a block has in a window, and adds the products. The window at pixel i of the output has the blocks x_{i+p}, so
+`layer` and `layer_backward` compute these. `dense` is X W alone, with X = x: its bias and relu are in `apply`. The
+first layer does not make X, which would be 3.6 times the input in floating point. It multiplies each block by the
+weights W_p of all four places p that a block has in a window, and adds the products. The window at pixel q of the
+output has the blocks x_{q+p}, so
 
-    Y_i = relu(sum_p x_{i+p} W_p + b)        dW_p = sum_i x_{i+p}' G_i
+    Y_q = relu(sum_p x_{q+p} W_p + b)        dW_p = sum_q x_{q+p}' G_q
 
 **Types.** `dtype` is float32 or bfloat16; in float32 each cast below but that of the pixels does nothing.
 Parameters, and the arrays of their gradients, are float32. The heads compute in float32. The convolutions and the
@@ -185,32 +178,44 @@ def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Ar
     """The three convolutions of one chunk: uint8 [N, 21, 21, 64] -> float32 [N, 3136].
 
     Args:
-        loop: the chunks are computed in a loop.
+        loop: whether it is computed for one chunk after another in a loop, where rule 6 applies.
     """
     return torso_forward(blocks, kernels, dtype, loop)[0]
 
 
-def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Any]:
-    """The torso's features, and what its gradient needs: input, kernels and outputs (rule 2).
+class Saved(NamedTuple):
+    """What the gradient of `torso` needs (rule 2). Outputs are saved as words (rule 3)."""
 
-    The features are values of `dtype` in float32: JAX gives their gradient that type, in which `layer_backward`
-    sums it. In bfloat16 the gradient holds bfloat16 values, since `apply` casts the features to `dtype`.
+    blocks: jax.Array  # uint8 [N, 21, 21, 64]
+    w2: jax.Array
+    w3: jax.Array
+    out1: list[jax.Array]  # [N, 10, 10, 128], in a loop as two halves (rule 6)
+    out2: jax.Array  # [N, 9, 9, 64]
+    out3: jax.Array  # [N, 7, 7, 64]
+
+
+def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Saved]:
+    """The torso's features, and what its gradient needs.
+
+    The features are out3: values of `dtype`, returned as float32. JAX gives a gradient the type of what it is for,
+    so that of the features arrives in float32, as `layer_backward` takes it.
     """
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
     out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
     out3 = layer(out2, kernels.w3, kernels.b3, 3)  # [N, 7, 7, 64]
     parts1 = jnp.array_split(as_words(out1), 2 if loop else 1)  # rule 6
-    saved = (blocks, kernels.w2, kernels.w3, parts1, as_words(out2), as_words(out3))
+    saved = Saved(blocks, kernels.w2, kernels.w3, parts1, as_words(out2), as_words(out3))
     return out3.reshape(-1, 3136).astype(jnp.float32), saved
 
 
-def torso_backward(dtype: Any, loop: bool, saved: Any, g: jax.Array) -> tuple[Any, Kernels]:
-    """The gradients for the input (there is none) and the kernels, from float32 [N, 3136]."""
-    blocks, w2, w3, parts1, words2, words3 = saved
-    out1, out2, out3 = map(from_words, (jnp.concatenate(parts1), words2, words3))
-    g3 = g.reshape(out3.shape)  # [N, 7, 7, 64]: the gradient for out3
-    g2, dw3, db3 = layer_backward(out2, w3, out3, g3, 3)  # [N, 9, 9, 64]: for out2
-    g1, dw2, db2 = layer_backward(out1, w2, out2, g2, 2)  # [N, 10, 10, 128]: for out1
+def torso_backward(dtype: Any, loop: bool, saved: Saved, g: jax.Array) -> tuple[Any, Kernels]:
+    """The gradients for the input (there is none) and the kernels, from g for the features, float32 [N, 3136]."""
+    blocks = saved.blocks
+    out1, out2, out3 = map(from_words, (jnp.concatenate(saved.out1), saved.out2, saved.out3))
+    # g3, g2 and g1 are the gradients for out3, out2 and out1.
+    g3 = g.reshape(out3.shape)  # [N, 7, 7, 64]
+    g2, dw3, db3 = layer_backward(out2, saved.w3, out3, g3, 3)  # [N, 9, 9, 64]
+    g1, dw2, db2 = layer_backward(out1, saved.w2, out2, g2, 2)  # [N, 10, 10, 128]
     dw1, db1 = first_layer_backward(blocks, out1, g1)
     no_gradient = np.zeros(blocks.shape, jax.dtypes.float0)  # JAX's type for the gradient of an integer input
     return no_gradient, Kernels(dw1, db1, dw2, db2, dw3, db3)
@@ -223,7 +228,7 @@ torso.defvjp(torso_forward, torso_backward)
 
 
 def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> jax.Array:
-    """`Y_i = relu(sum_p x_{i+p} W_p + b)`, a convolution with 2x2 windows; Y is blocked for the second layer.
+    """`Y_q = relu(sum_p x_{q+p} W_p + b)`, a convolution with 2x2 windows; Y is blocked for the second layer.
 
     Args:
         blocks: uint8 [N, 21, 21, 64].
@@ -232,9 +237,9 @@ def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> ja
     Returns:
         [N, 10, 10, 128] in `dtype`; a channel is (row in the block, column in the block, output).
     """
-    # x_i W_p of each block i and place p: float32 [N, 21, 21, 4, 32].
+    # x_q W_p of each block q and place p: float32 [N, 21, 21, 4, 32].
     products = product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
-    # The sum over p of the products at i + p: [N, 20, 20, 32].
+    # Y_q sums the products x_{q+p} W_p over p = (i, j): [N, 20, 20, 32].
     shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(places(2))]
     out = nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype)
     # Blocks of 2x2 pixels: of each pixel of the block one array [N, 10, 10, 32], side by side (rules 3 and 5).
@@ -244,14 +249,14 @@ def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> ja
 
 
 def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The gradients of `first_layer`: `dW_p = sum_i x_{i+p}' G_i`, and `db`, the sum of G.
+    """The gradients of `first_layer`: `dW_p = sum_q x_{q+p}' G_q`, and `db`, the sum of G.
 
     Args:
         out: its output.
         g: float32 [N, 10, 10, 128], the gradient for its output.
 
     Returns:
-        The gradients for w, [64, 4 * 32], and b, float32.
+        dW, as [64, 4 * 32], and db, float32.
     """
     g = jnp.where(out > 0, g, 0)  # G
     db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)  # over samples, blocks and the pixels of a block
@@ -259,10 +264,10 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
     words = as_words(g.astype(out.dtype))
     half = len(words) // 2
     halves = [first_layer_channels_first(words[:half]), first_layer_channels_first(words[half:])]
-    words = jnp.concatenate(halves, axis=1)
-    # For each place p, G shifted by p, so that G_i lies at the block i + p: [4 * 32, N * 21 * 21].
+    channels_first = jnp.concatenate(halves, axis=1)
+    # For each place p = (i, j), G shifted by p, so that G_q lies at the block q + p: [4 * 32, N * 21 * 21].
     pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in places(2)]
-    shifted = from_words(jnp.concatenate([jnp.pad(words, pad) for pad in pads]).reshape(4 * 32, -1))
+    shifted = from_words(jnp.concatenate([jnp.pad(channels_first, pad) for pad in pads]).reshape(4 * 32, -1))
     dw = product(shifted, blocks.reshape(-1, 64).astype(out.dtype))  # dW', [4 * 32, 64]
     return lax.optimization_barrier(dw).T, db  # rule 1
 
@@ -285,11 +290,11 @@ def layer(x: jax.Array, w: jax.Array, b: jax.Array, size: int) -> jax.Array:
     """`Y = relu(X W + b)`: a convolution with windows of size x size and stride 1.
 
     Args:
-        x: [N, H, W, C].
-        w: float32 [size * size * C, O].
+        x: [N, rows + size - 1, columns + size - 1, C].
+        w: W, float32 [size * size * C, O].
 
     Returns:
-        [N, H - size + 1, W - size + 1, O] in the type of x.
+        Y as [N, rows, columns, O] in the type of x.
     """
     n, height, width, _ = x.shape
     out = nn.relu(product(windows(x, size), w.astype(x.dtype)) + b).astype(x.dtype)
@@ -302,11 +307,11 @@ def layer_backward(
     """The gradients of `layer`: `dW = X' G`, `db`, the sum of G, and `dX = G W'`, added up in dx.
 
     Args:
-        out: its output, [N, h, w, O].
+        out: its output, [N, rows, columns, O].
         g: float32, the gradient for its output.
 
     Returns:
-        The gradients for x, w and b, float32.
+        dx, dW and db: the gradients for x, w and b, float32.
     """
     n, rows, columns, outputs = g.shape
     g = jnp.where(out > 0, g, 0)  # G
@@ -314,7 +319,7 @@ def layer_backward(
     g = g.astype(x.dtype)
     dw = lax.optimization_barrier(product(transposed(g), windows(x, size))).T  # (G' X)', rule 1
     w_transposed = transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))  # W', [O, size * size * C]
-    # dX, float32 [N, h, w, size * size, C]: for each window, the gradients of the pixels at its places.
+    # dX, float32 [N, rows, columns, size * size, C]: for each window, the gradients of the pixels at its places.
     d_windows = product(g.reshape(-1, outputs), w_transposed).reshape(n, rows, columns, size * size, -1)
     # dx: a pixel is at place (i, j) of the window that begins i rows and j columns before it.
     pads = [((0, 0), (i, size - 1 - i), (j, size - 1 - j), (0, 0)) for i, j in places(size)]
@@ -382,7 +387,7 @@ def places(size: int) -> list[tuple[int, int]]:
 
 
 def windows(x: jax.Array, size: int) -> jax.Array:
-    """Every window of [N, H, W, C] as a row: [N * (H-size+1) * (W-size+1), size * size * C]."""
+    """X, every window of x as a row: [N, rows + size - 1, columns + size - 1, C] -> [M, size * size * C]."""
     _, height, width, channels = x.shape
     rows, columns = height - size + 1, width - size + 1
     shifted = [as_words(x)[:, i : i + rows, j : j + columns] for i, j in places(size)]
