@@ -1,4 +1,8 @@
-"""Schedules: the options of an update that change while a session trains. A new schedule belongs here."""
+"""Schedules: the options of an update that change while a session trains.
+
+A new schedule is a function like `clip_epsilon`, a line in `current_options`, and a switch in `PPOConfig`. The option
+that it changes must be marked `TRACED` there; otherwise each of its values compiles an update.
+"""
 
 from dataclasses import replace
 

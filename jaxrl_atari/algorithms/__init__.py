@@ -1,4 +1,1 @@
-"""Further algorithms, each a file that replaces parts of `ppo.PPO`. `registry.ALGORITHMS` names them.
-
-They are examples of the interface: tested, but not tuned, and not compared with PPO on a game.
-"""
+"""Further algorithms, each a file that replaces parts of `ppo.PPO`. `registry.ALGORITHMS` names them."""
