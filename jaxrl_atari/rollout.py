@@ -256,9 +256,9 @@ class GroupRollout:
         group = self.group
         if group.check:
             check_placement("acting", {"params": params, "state": self._state}, [group.device])
-        step = group.newest
+        newest = group.newest
         with jax.transfer_guard_host_to_device("allow"):
-            self._state, action = act(group.network, params, self._state, step.frame, step.first)
+            self._state, action = act(group.network, params, self._state, newest.frame, newest.first)
         return action
 
     def send(self, action: jax.Array) -> None:
@@ -271,23 +271,23 @@ class GroupRollout:
         """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
         group = self.group
         start = time.perf_counter()
-        step = group.pool.recv()
+        newest = group.pool.recv()
         self.waited_seconds += time.perf_counter() - start
-        group.newest = step
-        reward = step.reward
+        group.newest = newest
+        reward = newest.reward
         if group.rules.clip_rewards:
             reward = np.clip(reward, -1.0, 1.0)
-        terminated = step.terminated
+        terminated = newest.terminated
         if group.rules.life_loss_terminal:
-            terminated = terminated | step.life_lost
-        counts = ~step.first  # an auto-reset step does not
+            terminated = terminated | newest.life_lost
+        counts = ~newest.first  # an auto-reset step does not
         outcome = self.outcome
         outcome.reward[t] = reward
         outcome.terminated[t] = terminated
-        outcome.truncated[t] = step.truncated
+        outcome.truncated[t] = newest.truncated
         outcome.weight[t] = counts
         self.env_steps += int(np.sum(counts))
-        return [game._replace(env=group.first_env + game.env) for game in group.episodes.count(step, t)]
+        return [game._replace(env=group.first_env + game.env) for game in group.episodes.count(newest, t)]
 
     def finish(self) -> tuple[ActorState, Outcome]:
         """Ends the rollout, which is full, and returns it. The group keeps what the next one starts from."""

@@ -1,7 +1,7 @@
 """Schedules: the options of an update that change while a session trains.
 
-A new schedule is a function like `clip_epsilon`, a line in `current_options`, and a switch in `PPOConfig`. The option
-that it changes must be marked `TRACED` there; otherwise each of its values compiles an update.
+A new schedule is a function like `clip_epsilon`, a line in `current_options`, and a switch in `PPOConfig`. The
+option that it changes must be marked `TRACED` there; otherwise each of its values compiles an update.
 """
 
 from dataclasses import replace

@@ -383,7 +383,9 @@ def test_one_device_and_two_compute_the_same_loss():
         state, config, key = map(
             parallel.replicate, (init_train_state(params, CONFIG, algorithm, KEY), CONFIG, KEY)
         )
-        found.append(parallel.local_part(parallel.compile(step)(state, parallel.assemble(rollouts), config, key), 0))
+        found.append(
+            parallel.local_part(parallel.compile(step)(state, parallel.assemble(rollouts), config, key), 0)
+        )
     (one, one_metrics), (two, two_metrics) = jax.device_get(found)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), one.params, two.params)
     assert one_metrics.keys() == two_metrics.keys() > {"z_loss", "penalty"}
