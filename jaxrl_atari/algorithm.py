@@ -172,8 +172,8 @@ def update(
         trained, metrics = lax.scan(step, prepared, indices)
         metrics = jax.tree.map(jnp.mean, metrics)
     else:
-        epochs = indices.reshape(config.epochs, -1, indices.shape[-1])
-        trained, metrics = scan_epochs(step, prepared, epochs, config.target_kl)
+        by_epoch = indices.reshape(config.epochs, -1, indices.shape[-1])
+        trained, metrics = scan_epochs(step, prepared, by_epoch, config.target_kl)
     check_metrics(rollout_metrics, OWN_METRICS | metrics.keys())
     return trained, metrics | rollout_metrics
 
@@ -190,14 +190,14 @@ class Epochs(NamedTuple):
 def scan_epochs(
     step: Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]],
     state: TrainState,
-    epochs: jax.Array,
+    indices: jax.Array,
     target_kl: float,
 ) -> tuple[TrainState, Metrics]:
     """Scans `step` over one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
 
     Args:
         step: state, int32 [N] -> state, metrics.
-        epochs: int32 [epochs, steps, N], the minibatches of each epoch.
+        indices: int32 [epochs, steps, N], the minibatches of each epoch.
 
     Returns:
         The new state and the metrics: means over the steps taken, and `skipped_steps`.
@@ -205,10 +205,10 @@ def scan_epochs(
     Raises:
         ConfigError: the metrics have no `approx_kl`.
     """
-    num_epochs, steps, _ = epochs.shape
+    num_epochs, steps, _ = indices.shape
 
     def run_epoch(carry: Epochs) -> Epochs:
-        state, metrics = lax.scan(step, carry.state, epochs[carry.taken])
+        state, metrics = lax.scan(step, carry.state, indices[carry.taken])
         means = jax.tree.map(jnp.mean, metrics)
         total = jax.tree.map(jnp.add, carry.total, means)
         return Epochs(carry.taken + 1, state, total, means["approx_kl"])
@@ -217,7 +217,7 @@ def scan_epochs(
         exceeded = carry.approx_kl > target_kl  # false for a NaN, at which the log ends the training
         return (carry.taken < num_epochs) & ~exceeded
 
-    _, shapes = jax.eval_shape(step, state, epochs[0, 0])
+    _, shapes = jax.eval_shape(step, state, indices[0, 0])
     expected = "None: the loss of this algorithm returns no approx_kl"
     require("approx_kl" in shapes, "ppo.target_kl", target_kl, expected)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
