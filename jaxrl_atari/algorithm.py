@@ -206,22 +206,23 @@ def scan_epochs(
         ConfigError: the metrics have no `approx_kl`.
     """
     num_epochs, steps, _ = indices.shape
+    _, shapes = jax.eval_shape(step, state, indices[0, 0])
+    expected = "None: the loss of this algorithm returns no approx_kl"
+    require("approx_kl" in shapes, "ppo.target_kl", target_kl, expected)
 
     def run_epoch(carry: Epochs) -> Epochs:
-        state, metrics = lax.scan(step, carry.state, indices[carry.taken])
+        trained, metrics = lax.scan(step, carry.state, indices[carry.taken])
         means = jax.tree.map(jnp.mean, metrics)
         total = jax.tree.map(jnp.add, carry.total, means)
-        return Epochs(carry.taken + 1, state, total, means["approx_kl"])
+        return Epochs(carry.taken + 1, trained, total, means["approx_kl"])
 
     def goes_on(carry: Epochs) -> jax.Array:
         exceeded = carry.approx_kl > target_kl  # false for a NaN, at which the log ends the training
         return (carry.taken < num_epochs) & ~exceeded
 
-    _, shapes = jax.eval_shape(step, state, indices[0, 0])
-    expected = "None: the loss of this algorithm returns no approx_kl"
-    require("approx_kl" in shapes, "ppo.target_kl", target_kl, expected)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    end = lax.while_loop(goes_on, run_epoch, Epochs(jnp.zeros((), jnp.int32), state, zeros, zeros["approx_kl"]))
+    start = Epochs(jnp.zeros((), jnp.int32), state, zeros, zeros["approx_kl"])
+    end = lax.while_loop(goes_on, run_epoch, start)
     skipped = (num_epochs - end.taken) * steps
     metrics = jax.tree.map(lambda x: x / end.taken, end.total)
     return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}

@@ -11,8 +11,8 @@ A network is a `flax.linen.Module`: here `NatureActorCritic`, `ImpalaActorCritic
                    `layers.in_chunks` reads it. True if `network.conv` is `matmul`, or `auto` and only CPUs
                    learn and act
 
-**A call**, `module(stacks)`: of frame stacks, uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
-or a pair, logits float32 [N, A] and value float32 [N]. A logit of -1e9 rules an action out; -inf would make the
+**A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
+or a pair: logits float32 [N, A] and value float32 [N]. A logit of -1e9 rules an action out; -inf would make the
 entropy NaN.
 
 **Parameters**, and no other variables: layers with statistics or random numbers, such as batch normalisation,
