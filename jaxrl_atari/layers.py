@@ -69,25 +69,19 @@ class Conv(nn.Module):
         """
         pixels = x.dtype == jnp.uint8
         if not pixels and not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(
-                f"Conv {self.name}: expected an input of uint8, which are pixels, or floats, got {x.dtype}"
-            )
-        kernel = self.param(
-            "kernel", self.kernel_init, (*self.kernel_size, x.shape[-1], self.features), jnp.float32
-        )
+            raise TypeError(f"Conv {self.name}: expected an input of uint8 (pixels) or floats, got {x.dtype}")
+        shape = (*self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         strides = (self.stride, self.stride)
-        top_bottom, left_right = lax.padtype_to_pads(x.shape[-3:-1], self.kernel_size, strides, self.padding)
-        pads = (top_bottom, left_right)
+        above_below, left_right = lax.padtype_to_pads(x.shape[-3:-1], self.kernel_size, strides, self.padding)
+        pads = (above_below, left_right)
         if self.for_cpu:
             scaled = kernel / 255 if pixels else kernel
-            y: jax.Array = cpu_convolution(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
-            return y + bias
+            return cpu_convolution(x, scaled, self.stride, pads, jnp.dtype(self.dtype)) + bias
         x = x.astype(self.dtype) / 255 if pixels else x.astype(self.dtype)
-        y = lax.conv_general_dilated(
-            x, kernel.astype(self.dtype), strides, pads, dimension_numbers=DIMENSION_NUMBERS
-        )
-        return y + bias
+        kernel = kernel.astype(self.dtype)
+        return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=DIMENSION_NUMBERS) + bias
 
 
 def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax.Array) -> jax.Array:

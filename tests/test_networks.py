@@ -477,7 +477,7 @@ def test_a_float32_kernel_has_gradients_in_float64():
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint16, jnp.uint32, bool])
 def test_what_is_neither_pixels_nor_floats_is_refused(dtype):
-    with pytest.raises(TypeError, match="Conv conv: expected an input of uint8, which are pixels, or floats, got"):
+    with pytest.raises(TypeError, match=r"Conv conv: expected an input of uint8 \(pixels\) or floats, got"):
         Conv(3, name="conv").init(jax.random.key(0), jnp.ones((1, 6, 6, 4), dtype))
 
 
