@@ -59,7 +59,7 @@ class Shard:
 
     index: jax.typing.ArrayLike = 0  # number of this device
     count: int = 1  # of devices
-    psum: Callable[[Any], Any] = lambda tree: tree  # tree of arrays -> its sum over all devices
+    sum_over_devices: Callable[[Any], Any] = lambda tree: tree  # tree of arrays -> its sum over all devices
 
 
 ONE_DEVICE = Shard()
@@ -74,24 +74,26 @@ class Mean:
 
     weight: jax.Array  # 1, or 0 where a sample does not count
     total: jax.Array  # sum of the weights on all devices, at least 1
-    psum: Callable[[Any], Any] = flax.struct.field(pytree_node=False, default=ONE_DEVICE.psum)
+    sum_over_devices: Callable[[Any], Any] = flax.struct.field(
+        pytree_node=False, default=ONE_DEVICE.sum_over_devices
+    )
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
         """The mean with these weights, float32 of any shape."""
-        return cls(weight, jnp.maximum(shard.psum(jnp.sum(weight)), 1.0), shard.psum)
+        return cls(weight, jnp.maximum(shard.sum_over_devices(jnp.sum(weight)), 1.0), shard.sum_over_devices)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
         # The weights are divided here, and the sums in `moments`. The order of the divisions decides the last bits
         # of every run.
         chex.assert_equal_shape([x, self.weight])
-        return self.psum(jnp.sum(self.weight / self.total * x))
+        return self.sum_over_devices(jnp.sum(self.weight / self.total * x))
 
     def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of x, of the shape of `weight` -> [] and []."""
-        mean = self.psum(jnp.sum(self.weight * x)) / self.total
-        return mean, self.psum(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
+        mean = self.sum_over_devices(jnp.sum(self.weight * x)) / self.total
+        return mean, self.sum_over_devices(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
 
     def normalize(self, x: jax.Array, unbiased: bool = False) -> jax.Array:
         """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).

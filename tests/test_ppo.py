@@ -268,7 +268,7 @@ def test_normalized_advantages():
     for counting in (0, 1):  # N - 1 of a single sample is 0
         few = jnp.arange(4) < counting
         assert np.isfinite(Mean.over(few.astype(float)).normalize(advantage, unbiased=True)).all()
-    two = Shard(count=2, psum=partial(jax.lax.psum, axis_name="d"))
+    two = Shard(count=2, sum_over_devices=partial(jax.lax.psum, axis_name="d"))
     halves = jax.vmap(lambda x, w: normalize(w, two, x), axis_name="d")(
         advantage.reshape(2, 2), weight.reshape(2, 2)
     )
