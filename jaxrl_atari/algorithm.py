@@ -161,9 +161,8 @@ def update(
             # sum. So a device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term
             # without samples has its whole gradient on each device: the mean over devices is right for both. This
             # holds under `pmap`; `shard_map` with `check_vma` transposes such a sum otherwise.
-            gradients, metrics = jax.tree.map(
-                lambda x: x / shard.count, shard.sum_over_devices((gradients, metrics))
-            )
+            summed = shard.sum_over_devices((gradients, metrics))
+            gradients, metrics = jax.tree.map(lambda x: x / shard.count, summed)
         updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
         params = optax.apply_updates(before.params, updates)
         after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
