@@ -78,7 +78,8 @@ class Conv(nn.Module):
         pads = (above_below, left_right)
         if self.for_cpu:
             scaled = kernel / 255 if pixels else kernel
-            return cpu_convolution(x, scaled, self.stride, pads, jnp.dtype(self.dtype)) + bias
+            y: jax.Array = cpu_convolution(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
+            return y + bias
         x = x.astype(self.dtype) / 255 if pixels else x.astype(self.dtype)
         kernel = kernel.astype(self.dtype)
         return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=DIMENSION_NUMBERS) + bias
