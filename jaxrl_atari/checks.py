@@ -1,6 +1,7 @@
-"""Checks of option values: against their annotations (type, choices and limits), and of the texts in them."""
+"""Checks of option values: against their annotations (type, choices and limits), and of JSON values."""
 
 import dataclasses
+import json
 import math
 import types
 from collections.abc import Iterator, Sequence
@@ -77,6 +78,14 @@ def texts_in(value: Any) -> Iterator[str]:
     elif isinstance(value, list):
         for each in value:
             yield from texts_in(each)
+
+
+def is_json(value: Any) -> bool:
+    """Whether JSON can hold a value: one without tuples and NaN, whose keys are texts."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError):
+        return False
 
 
 def _fits(value: Any, kind: Any, limits: Limits) -> bool:

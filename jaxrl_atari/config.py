@@ -7,7 +7,6 @@ configs/dialects/ has those of the paper (Schulman et al. 2017), CleanRL and sta
 """
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from jaxrl_atari.checks import Limits, check_fields, texts_in
+from jaxrl_atari.checks import Limits, check_fields, is_json, texts_in
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
 from jaxrl_atari.envs.pool import GymnasiumSettings
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
@@ -145,50 +144,81 @@ class EnvConfig:
 
     def check(self) -> None:
         """Raises `ConfigError` for values that contradict each other, and for options that would do nothing."""
-        rules = self.rules
         if self.backend == "gymnasium":
             self._check_gymnasium()
         else:
-            hint = "add --env.backend gymnasium"
             for name, usual in (("options", {}), ("image_key", None), ("vectorization_mode", "sync")):
                 value = getattr(self, name)
-                require(value == usual, f"env.{name}", value, f"{usual!r} with env.backend = {self.backend}", hint)
+                require(
+                    value == usual,
+                    f"env.{name}",
+                    value,
+                    expected=f"{usual!r} with env.backend = {self.backend}",
+                    hint="add --env.backend gymnasium",
+                )
         if self.atari_game is not None:
-            named = parse_game(self.game)[1]
-            agree = self.protocol == "auto" or named in (None, self.protocol)
-            hint = f"leave env.protocol out, or write the game as {self.game_name}"
-            require(agree, "env.protocol", self.protocol, f"{named}, which the name {self.game} implies", hint)
-        require(rules.max_frames % 4 == 0, "env.max_frames", rules.max_frames, "a multiple of 4 (an env step)")
-        starts = self.backend != "envpool" or rules.noop_max > 0  # envpool would draw from an empty range and hang
-        expected = "at least 1 with env.backend = envpool"
-        require(starts, "env.noop_max", rules.noop_max, expected, "ale can start with 0")
+            implied = parse_game(self.game)[1]
+            require(
+                self.protocol == "auto" or implied in (None, self.protocol),
+                "env.protocol",
+                self.protocol,
+                expected=f"{implied}, which the name {self.game} implies",
+                hint=f"leave env.protocol out, or write the game as {self.game_name}",
+            )
+        require(
+            self.rules.max_frames % 4 == 0,
+            "env.max_frames",
+            self.rules.max_frames,
+            expected="a multiple of 4 (an env step)",
+        )
+        require(
+            self.backend != "envpool" or self.rules.noop_max > 0,  # it would draw from an empty range and hang
+            "env.noop_max",
+            self.rules.noop_max,
+            expected="at least 1 with env.backend = envpool",
+            hint="ale can start with 0",
+        )
 
     def _check_gymnasium(self) -> None:
-        is_id = re.fullmatch(r"([\w.]+:)?([\w-]+/)?[\w-][\w.-]*", self.game)
-        require(is_id, "env.game", self.game, "the id of a Gymnasium environment, such as MiniGrid-Empty-5x5-v0")
-        for name, value in (("num_threads", self.num_threads), ("anchor_steps", self.anchor_steps)):
-            require(value == 0, f"env.{name}", value, "0 with env.backend = gymnasium, where it does nothing")
-        try:
-            unchanged = json.loads(json.dumps(self.options, allow_nan=False)) == self.options
-        except (TypeError, ValueError):
-            unchanged = False
-        expected = "values that JSON has: numbers, texts, lists, objects"
-        hint = "register an environment of your own that sets the others"
-        require(unchanged, "env.options", self.options, expected, hint)
+        require(
+            re.fullmatch(r"([\w.]+:)?([\w-]+/)?[\w-][\w.-]*", self.game),
+            "env.game",
+            self.game,
+            expected="the id of a Gymnasium environment, such as MiniGrid-Empty-5x5-v0",
+        )
+        for name in ("num_threads", "anchor_steps"):
+            value = getattr(self, name)
+            require(
+                value == 0,
+                f"env.{name}",
+                value,
+                expected="0 with env.backend = gymnasium, where it does nothing",
+            )
+        require(
+            is_json(self.options),
+            "env.options",
+            self.options,
+            expected="values that JSON has: numbers, texts, lists, objects",
+            hint="register an environment of your own that sets the others",
+        )
         # Gymnasium and its packages import modules that a text names, and the options may come from a stored run.
-        names_module = any(":" in text for text in texts_in(self.options))
-        expected = "texts without a colon, which may name a module"
-        hint = "register an environment of your own that sets it"
-        require(not names_module, "env.options", self.options, expected, hint)
-        if self.atari_game is not None:
-            return
+        require(
+            not any(":" in text for text in texts_in(self.options)),
+            "env.options",
+            self.options,
+            expected="texts without a colon, which may name a module",
+            hint="register an environment of your own that sets it",
+        )
+        if self.atari_game is None:
+            self._check_unknown_environment()
+
+    def _check_unknown_environment(self) -> None:
+        """Refuses the rules of Atari for an environment that is no game of ALE, except the clipping of rewards."""
         expected = f"nothing with {self.game_name}, which is played as it is registered"
         require(self.protocol == "auto", "env.protocol", self.protocol, expected)
+        hints = {"max_frames": """limit its steps with --env.options '{"max_episode_steps": N}'"""}
         for name, value in self.chosen_rules.items():
-            hint = ""
-            if name == "max_frames":
-                hint = """limit its steps with --env.options '{"max_episode_steps": N}'"""
-            require(name == "clip_rewards", f"env.{name}", value, expected, hint)
+            require(name == "clip_rewards", f"env.{name}", value, expected, hints.get(name, ""))
 
 
 @dataclass(frozen=True)
@@ -382,56 +412,109 @@ class Config:
         check_fields(self)
         self.env.check()
         check_coefficients(self.ppo.coefficients, "ppo.coefficients")
-        is_named = Path(self.name).name == self.name and self.name not in ("", "..")
-        require(is_named, "name", self.name, "a plain file name")
-        fits = self.seed + self.sessions <= 2**31
-        require(fits, "seed", self.seed, "at most 2,147,483,648 - sessions", "lower the seed")
-        if self.devices.distributed:
-            # Processes sum their env steps while acting; with overlap, each would at another point of the update.
-            require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
-            parallel = self.trial.parallel
-            require(parallel <= 1, "trial.parallel", parallel, "0 or 1 with devices.distributed")
-        if self.network.name == "impala" and self.devices.gpu is not False:
-            hint = (
-                "XLA has no deterministic gradient of max-pooling on a GPU; "
-                "with devices.gpu = false none is needed"
-            )
-            require(not self.devices.deterministic, "devices.deterministic", True, "false with impala", hint)
-        samples = self.rollout_size
-        expected = f"at least one rollout of {samples} env steps"
-        require(self.total_env_steps >= samples, "total_env_steps", self.total_env_steps, expected)
-        has_spread = self.ppo.minibatch_size > 1 or not self.ppo.normalize_advantages
-        expected = "at least 2 with ppo.normalize_advantages"
-        hint = "normalised, the advantage of a single sample is always 0"
-        require(has_spread, "ppo.minibatch_size", self.ppo.minibatch_size, expected, hint)
+        self._check_trial()
+        self._check_devices()
         self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
 
     def _check_types(self) -> None:
         """Raises `ConfigError` for a subclass, which could not be saved, restored or passed to compiled code."""
-        hint = "a run is saved with the fields of the package; keep values of your own in your own code"
-        require(type(self) is Config, "config", type(self).__name__, "Config itself, not a subclass", hint)
+
+        def require_itself(value: Any, kind: type, name: str) -> None:
+            require(
+                type(value) is kind,
+                name,
+                type(value).__name__,
+                expected=f"{kind.__name__} itself, not a subclass",
+                hint="a run is saved with the fields of the package; keep values of your own in your own code",
+            )
+
+        require_itself(self, Config, "config")
         for each in dataclasses.fields(self):
             kind = each.default_factory
             group = getattr(self, each.name)
-            if isinstance(kind, type) and isinstance(group, kind):
-                expected = f"{kind.__name__} itself, not a subclass"
-                require(type(group) is kind, each.name, type(group).__name__, expected, hint)
+            if isinstance(kind, type) and isinstance(group, kind):  # `check_fields` refuses another type
+                require_itself(group, kind, each.name)
+
+    def _check_trial(self) -> None:
+        """Raises `ConfigError` for a name, seed or budget that no trial can have."""
+        require(
+            Path(self.name).name == self.name and self.name not in ("", ".."),
+            "name",
+            self.name,
+            expected="a plain file name",
+        )
+        require(
+            self.seed + self.sessions <= 2**31,
+            "seed",
+            self.seed,
+            expected="at most 2,147,483,648 - sessions",
+            hint="lower the seed",
+        )
+        require(
+            self.total_env_steps >= self.rollout_size,
+            "total_env_steps",
+            self.total_env_steps,
+            expected=f"at least one rollout of {self.rollout_size} env steps",
+        )
+
+    def _check_devices(self) -> None:
+        """Raises `ConfigError` for options that the chosen devices cannot do together."""
+        if self.devices.distributed:
+            # Processes sum their env steps while acting; with overlap, each would at another point of the update.
+            require(self.overlap == "none", "overlap", self.overlap, expected="none with devices.distributed")
+            require(
+                self.trial.parallel <= 1,
+                "trial.parallel",
+                self.trial.parallel,
+                expected="0 or 1 with devices.distributed",
+            )
+        has_gradient = self.network.name != "impala" or self.devices.gpu is False
+        require(
+            has_gradient or not self.devices.deterministic,
+            "devices.deterministic",
+            self.devices.deterministic,
+            expected="false with impala",
+            hint="XLA has no deterministic gradient of max-pooling on a GPU;"
+            " with devices.gpu = false none is needed",
+        )
 
     def check_split(self, devices: int) -> None:
-        """Raises `ConfigError` unless rollouts can be cut into minibatches, and both split over the devices."""
+        """Raises `ConfigError` unless rollouts can give usable minibatches, and both split over the devices."""
+        length = self.ppo.rollout_length
         envs = self.env.num_envs
         minibatch = self.ppo.minibatch_size
-        groups = self.env.num_groups or 1
-        expected = f"a divisor of the rollout's {self.ppo.rollout_length} x {envs} = {self.rollout_size} samples"
-        require(self.rollout_size % minibatch == 0, "ppo.minibatch_size", minibatch, expected)
-        fits = envs % devices == 0 and minibatch % devices == 0
-        expected = f"a divisor of env.num_envs = {envs} and ppo.minibatch_size = {minibatch}"
-        require(fits, "devices.data_parallel", devices, expected)
-        expected = f"a divisor of the {envs // devices} environments of each device"
-        require(envs // devices % groups == 0, "env.num_groups", groups, expected)
-        has_shares = devices == 1 or self.ppo.minibatches == "stratified"
-        hint = "several devices draw what one would only if each has its share of every minibatch"
-        require(has_shares, "ppo.minibatches", self.ppo.minibatches, f"stratified on {devices} devices", hint)
+        require(
+            minibatch > 1 or not self.ppo.normalize_advantages,
+            "ppo.minibatch_size",
+            minibatch,
+            expected="at least 2 with ppo.normalize_advantages",
+            hint="normalised, the advantage of a single sample is always 0",
+        )
+        require(
+            self.rollout_size % minibatch == 0,
+            "ppo.minibatch_size",
+            minibatch,
+            expected=f"a divisor of the rollout's {length} x {envs} = {self.rollout_size} samples",
+        )
+        require(
+            envs % devices == 0 and minibatch % devices == 0,
+            "devices.data_parallel",
+            devices,
+            expected=f"a divisor of env.num_envs = {envs} and ppo.minibatch_size = {minibatch}",
+        )
+        require(
+            envs // devices % (self.env.num_groups or 1) == 0,
+            "env.num_groups",
+            self.env.num_groups,
+            expected=f"a divisor of the {envs // devices} environments of each device",
+        )
+        require(
+            devices == 1 or self.ppo.minibatches == "stratified",
+            "ppo.minibatches",
+            self.ppo.minibatches,
+            expected=f"stratified on {devices} devices",
+            hint="several devices draw what one would only if each has its share of every minibatch",
+        )
 
     @property
     def rollout_size(self) -> int:

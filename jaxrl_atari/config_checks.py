@@ -23,10 +23,10 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
     resolved_options(config)
     module = make_module(config.network, num_actions=1)
     length = config.ppo.rollout_length
-    fits = config.ppo.minibatch_size % (length * devices) == 0
     require(
-        fits or not is_recurrent(initial_carry(module, 1)),
-        "ppo.minibatch_size", config.ppo.minibatch_size,
-        f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
-        f"{config.network.name} is recurrent and learns from whole environments",
-    )  # fmt: skip
+        config.ppo.minibatch_size % (length * devices) == 0 or not is_recurrent(initial_carry(module, 1)),
+        "ppo.minibatch_size",
+        config.ppo.minibatch_size,
+        expected=f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
+        hint=f"{config.network.name} is recurrent and learns from whole environments",
+    )

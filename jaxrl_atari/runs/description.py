@@ -86,14 +86,20 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
         ("seed", before.seed, config.seed),
     ):
         require(
-            wanted == was, name, wanted, f"{was}, with which the run began", "leave it out, or start a new run"
+            wanted == was,
+            name,
+            wanted,
+            expected=f"{was}, with which the run began",
+            hint="leave it out, or start a new run",
         )
     if config.total_env_steps < before.total_env_steps:
         reached = max((steps for path in session_dirs(run_dir) for steps in checkpoint_env_steps(path)), default=0)
-        expected = f"at least {reached}, the env steps of a session"
-        passed = config.is_spent(reached - config.rollout_size)
         require(
-            not passed, "total_env_steps", config.total_env_steps, expected, "start a new run for a smaller budget"
+            not config.is_spent(reached - config.rollout_size),
+            "total_env_steps",
+            config.total_env_steps,
+            expected=f"at least {reached}, the env steps of a session",
+            hint="start a new run for a smaller budget",
         )
 
 
