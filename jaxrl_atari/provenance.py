@@ -10,7 +10,7 @@ from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.runs.description import software_and_machine
 
 
-def provenance(config: Config, placement: Placement, compute_dtype: str) -> dict[str, Any]:
+def find_provenance(config: Config, placement: Placement, compute_dtype: str) -> dict[str, Any]:
     """What the bits of a session depend on besides its config and seed, as JSON values.
 
     Args:

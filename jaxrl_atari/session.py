@@ -23,7 +23,7 @@ from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
 from jaxrl_atari.network_forms import make_network, make_networks
 from jaxrl_atari.networks import Networks
-from jaxrl_atari.provenance import device_text, provenance, resume_text
+from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints
@@ -32,7 +32,7 @@ from jaxrl_atari.runs.logs import cut_and_open_logs, set_aside_logs
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
-from jaxrl_atari.runs.writers import TerminalWriter, Writer, Writers
+from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
 from jaxrl_atari.session_games import SessionGames, start_games
@@ -190,7 +190,7 @@ class Session:
         finished = self.games.take_finished()
         if self.checkpoints is None:
             return
-        games, segments = self.games.take()
+        games, segments = self.games.take_for_checkpoint()
         session_dir = self.checkpoints.session_dir
         if segments and self.config.log.actions:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
@@ -231,7 +231,7 @@ class Session:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """What the bits of this session depend on besides its config and seed; see `provenance`."""
-        return provenance(self.config, self.placement, self.learner.compute_dtype.name)
+        return find_provenance(self.config, self.placement, self.learner.compute_dtype.name)
 
     def device_text(self) -> str:
         """The session's devices and its arithmetic, in one line."""
@@ -287,7 +287,7 @@ def open_session(
     with contextlib.ExitStack() as exits:
         # The directory, and what shows lines to the user.
         keep = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
-        outputs = exits.enter_context(contextlib.closing(Writers(writers if leads else ())))
+        outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         outputs.message("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 

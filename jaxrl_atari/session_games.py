@@ -57,7 +57,7 @@ class SessionGames:
         for group in self._all():
             group.resume(split(games, group.first_env, group.pool.num_envs), split_carry(carry, group))
 
-    def take(self) -> tuple[dict[str, Any], list[Segment]]:
+    def take_for_checkpoint(self) -> tuple[dict[str, Any], list[Segment]]:
         """Takes what a checkpoint keeps of the games in progress, and the steps since the last call.
 
         Returns:

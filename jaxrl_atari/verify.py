@@ -36,13 +36,12 @@ from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import try_write_json
 from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
 from jaxrl_atari.runs.progress import EpisodeStatistics
-from jaxrl_atari.runs.reading import number
-from jaxrl_atari.runs.tables import read_table
+from jaxrl_atari.runs.tables import cell_number, read_table
 
 SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
 """The arrays of a segment; see `runs/actions.py`."""
 
-GAMES_AT_ONCE = 32
+PIECES_AT_ONCE = 32
 """Games played at once."""
 GAME_TEXT = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"
 
@@ -219,7 +218,7 @@ def check_rows(session_dir: Path, log: ActionLog) -> tuple[int, int, int]:
         for name, value in expected[int(float(row["env_steps"]))].items():
             text = "" if np.isnan(value) else f"{value:.9g}"
             recorded = row.get(name, text)
-            if recorded != text and f"{number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
+            if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
                 raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
     if env_steps < max(checkpoint_env_steps(session_dir), default=0):
         raise VerificationFailed(
@@ -248,7 +247,7 @@ def choose_pieces(log: ActionLog, options: Options) -> list[Piece]:
 
 
 def play_all(config: Config, session_dir: Path, log: ActionLog, chosen: list[Piece]) -> int:
-    """Plays pieces of a session again, `GAMES_AT_ONCE` at a time.
+    """Plays pieces of a session again, `PIECES_AT_ONCE` at a time.
 
     Returns:
         The number of games that ended in the pieces.
@@ -256,7 +255,7 @@ def play_all(config: Config, session_dir: Path, log: ActionLog, chosen: list[Pie
     Raises:
         VerificationFailed: as `play`.
     """
-    batches = [chosen[first : first + GAMES_AT_ONCE] for first in range(0, len(chosen), GAMES_AT_ONCE)]
+    batches = [chosen[first : first + PIECES_AT_ONCE] for first in range(0, len(chosen), PIECES_AT_ONCE)]
     try:
         with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
             return sum(play(config, log, batch) for batch in shown)

@@ -21,20 +21,12 @@ from jaxrl_atari.runs.layout import (
     session_dirs,
     session_number,
 )
-from jaxrl_atari.runs.tables import read_table
+from jaxrl_atari.runs.tables import cell_number, read_table
 
 _log = logging.getLogger(__name__)
 
 Table = Mapping[str, np.ndarray]
 """A session's log points: column name -> float64 `[N]`."""
-
-
-def number(cell: str | None) -> float:
-    """The number in a cell; NaN if it has none."""
-    try:
-        return float(cell or "nan")
-    except ValueError:
-        return np.nan
 
 
 def read_metrics(session_dir: Path) -> Table:
@@ -59,13 +51,13 @@ def read_metrics(session_dir: Path) -> Table:
     if table.problems:
         lines = "1 line is" if len(table.problems) == 1 else f"{len(table.problems)} lines are"
         _log.warning("%s: %s not understood (%s)", path, lines, table.problems[0].text)
-    return {name: np.array([number(row.get(name)) for row in table.rows]) for name in table.columns}
+    return {name: np.array([cell_number(row.get(name)) for row in table.rows]) for name in table.columns}
 
 
 def read_evaluations(session_dir: Path) -> Table:
     """Reads a session's evaluations.csv, column of `EVALUATION_COLUMNS` -> float64 `[N]`."""
     rows = read_table(session_dir / EVALUATIONS_FILE).rows
-    return {name: np.array([number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
+    return {name: np.array([cell_number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
 
 
 def latest_meta(session_dir: Path) -> dict[str, Any]:

@@ -27,7 +27,7 @@ class SessionLog:
     may still be running, counts in the next log point. So log points do not depend on stops and resumes.
 
     Args:
-        writer: receives messages, log points and progress, such as a `Writers`.
+        writer: receives messages, log points and progress, such as a `WriterGroup`.
         every_env_steps: env steps between two log points.
         progress: how far the session has come.
         monitor: returns the machine's figures for a log point.

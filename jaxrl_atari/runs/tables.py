@@ -18,9 +18,11 @@ from typing import Any, NamedTuple
 from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
 
 DELIMITERS = ",;\t|"
+"""What may stand between the cells of a line."""
 DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
+"""A number with one comma, such as `0,5` or `1,234`."""
 COMMA_OF_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
-"""A number that is also one with a decimal comma."""
+"""A number such as `1,234`, whose comma may be decimal or mark thousands; `_with_decimal_point` decides."""
 
 
 class Problem(NamedTuple):
@@ -33,13 +35,10 @@ class Problem(NamedTuple):
 class TableFile(NamedTuple):
     """The content of a table."""
 
-    columns: Sequence[str] = ()
-    """Their names; none if there is no header."""
-    rows: Sequence[Mapping[str, str]] = ()
-    """The readable rows in ascending order of env steps: column -> text of the cell, with a decimal point."""
+    columns: Sequence[str] = ()  # their names; none if there is no header
+    rows: Sequence[Mapping[str, str]] = ()  # readable rows by env steps: column -> text, with a decimal point
     problems: Sequence[Problem] = ()
-    unfinished: str = ""
-    """The text after the last line feed: a line that is being written, or that a killed process has left."""
+    unfinished: str = ""  # text after the last line feed: a line being written, or left by a killed process
 
     def lost_before(self, env_steps: float) -> list[str]:
         """The texts of the problems before the row that reaches `env_steps`. A resume writes later rows again."""
@@ -82,6 +81,14 @@ def read_table(path: Path) -> TableFile:
     if ordered != rows:  # the file has another order, so a problem may belong before any row
         problems = [problem._replace(rows=0) for problem in problems]
     return TableFile([name for name in names if name], ordered, problems, unfinished)
+
+
+def cell_number(cell: str | None) -> float:
+    """The number in a cell; NaN if it has none."""
+    try:
+        return float(cell or "nan")
+    except ValueError:
+        return math.nan
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool = True) -> str:
@@ -146,7 +153,8 @@ def _problem_of_cells(row: Mapping[str, str]) -> str:
 def _with_decimal_point(cell: str, delimiter: str) -> str:
     """The cell, with a decimal point in place of a decimal comma.
 
-    Between semicolons, each comma in a number is a decimal comma. Between other delimiters, `1,234` stays.
+    Between semicolons, each comma in a number is a decimal comma: `1,234` means 1.234. Between other delimiters,
+    `1,234` may mean 1234. It stays as it is, and counts as no number.
     """
     if DECIMAL_COMMA.fullmatch(cell) and (delimiter == ";" or not COMMA_OF_THOUSANDS.fullmatch(cell)):
         return cell.replace(",", ".")

@@ -15,8 +15,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import AXES, group_of
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE, WANDB_FILE
-from jaxrl_atari.runs.reading import number
-from jaxrl_atari.runs.tables import TableFile, read_table
+from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
 from jaxrl_atari.runs.writers import Row, Writer, finite
 
 
@@ -82,7 +81,7 @@ class TensorBoardWriter(Writer):
 
 
 def _numbers(table: TableFile) -> list[dict[str, float]]:
-    return [{name: number(cell) for name, cell in row.items()} for row in table.rows]
+    return [{name: cell_number(cell) for name, cell in row.items()} for row in table.rows]
 
 
 def add_to_tensorboard(video: Path, env_steps: int) -> None:

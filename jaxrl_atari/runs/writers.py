@@ -46,7 +46,7 @@ class Writer:
         """Flushes and closes files. Called once, also after an error."""
 
 
-class Writers(Writer):
+class WriterGroup(Writer):
     """Several writers as one. `close` closes the added writers, and not those that a caller has lent.
 
     Args:
