@@ -1,4 +1,4 @@
-"""A session: collect -> update -> log -> checkpoint, with one seed, until its budget is spent."""
+"""Session: one training run with one seed. Its loop is `train`: collect, update, log, checkpoint."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -85,7 +85,8 @@ def run_session(
             if update == 0:
                 on_first_update()
         is_over = session.finish()
-        # Several processes leave a session together, although the leader alone evaluates at its end.
+        # A stop may come during the last evaluation, for which only the leader waits. `is_stopping` waits for all
+        # processes and gives each the same answer, so that they leave together.
         if not is_over or session.is_stopping():
             raise Stopped
 
@@ -104,7 +105,7 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
         with jax.transfer_guard("disallow" if guarded else "allow"):
             options = current_options(config, progress.env_steps)
             actor_key, update_key = session.keys(progress.updates)
-            log.phase("first rollout")
+            log.phase("first rollout")  # silent after the first iteration
             collected = collect(session.games.groups, learner.acting_params(), actor_key, progress.steps_per_env)
             log.phase("first update")
             metrics = learner.update(collected.rollouts, options, update_key)
@@ -230,7 +231,7 @@ class Session:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """What the bits of this session depend on besides its config and seed; see `provenance`."""
+        """What the bits of this session depend on besides its config and seed, as JSON values."""
         return find_provenance(self.config, self.placement, self.learner.compute_dtype.name)
 
     def device_text(self) -> str:
@@ -277,78 +278,65 @@ def open_session(
 ) -> Iterator[Session]:
     """Makes a session, from its newest sound checkpoint if it is resumed, and closes its parts after the block.
 
+    Of several processes, only the leader writes files and lines.
+
     Args:
         placement: what `place_session` returned.
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
         session_dir, session_number, resume, stop_requested, ends_early: see `run_session`.
     """
     seed = config.seed + session_number
-    leads = is_leader()  # only the leader of several processes writes
+    leads = is_leader()
     with contextlib.ExitStack() as exits:
-        # The directory, and what shows lines to the user.
-        keep = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
+        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         outputs.message("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
-        # The checkpoint, if there is one, and how far the session has come.
         checkpoints = Checkpoints(session_dir, outputs.message)
-        target = partial(abstract_arrays, config, device=placement.home)
-        restored = checkpoints.resume(target) if resume else None
+        restored = checkpoints.resume(partial(abstract_arrays, config, device=placement.home)) if resume else None
         meta = restored.meta if restored else {}
         progress = Progress(meta)
 
-        # The games.
-        def networks_for(num_actions: int) -> Networks:
-            return make_networks(config.network, num_actions, *placement.device_classes)
-
-        start_groups = partial(make_groups, config, placement, networks_for)
-        games = start_games(start_groups, config.env, seed, progress, checkpoints, restored, outputs.message)
+        networks_for = partial(networks_of_session, config, placement)
+        groups_for = partial(make_groups, config, placement, networks_for)
+        games = start_games(groups_for, config.env, seed, progress, checkpoints, restored, outputs.message)
         exits.callback(games.close)
 
-        # The learner.
-        networks = networks_for(games.num_actions)
-        if networks.learning.advice:
-            outputs.message(networks.learning.advice)
-        arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
-        learner = make_learner(config, placement, networks, arrays)
+        num_actions = games.num_actions
+        arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
+        learner = make_learner(config, placement, networks_for(num_actions), arrays, outputs.message)
         exits.callback(learner.close)
-        key = arrays["key"]
-        optimizer_steps = int(arrays["train_state"].optimizer_steps)
-        evaluated_params = arrays.get("evaluation")  # of an evaluation that was running at the checkpoint
-        del restored, arrays  # the learner has a copy of the train state: 20 MB for `nature`
 
-        # The evaluator.
         evaluator = None
         if leads and config.evaluation.every_env_steps:
-            evaluator = make_evaluator(config, placement, seed, games.num_actions, session_dir, outputs)
+            evaluator = make_evaluator(config, placement, seed, num_actions, session_dir, outputs)
             exits.callback(evaluator.close)
+        was_evaluating = "evaluation" in arrays  # at the checkpoint
 
-        # The logs. They are cut back to the checkpoint only now, when everything that may be missing has started.
+        # Nothing can be missing any more: only now may the logs be changed.
         if leads:
-            if resume and not meta:
+            if resume and restored is None:
                 set_aside_logs(session_dir, outputs.message)
-            evaluates = evaluated_params is not None
-            outputs.add(cut_and_open_logs(config, session_dir, progress, evaluates, outputs.message))
+            outputs.add(cut_and_open_logs(config, session_dir, progress, was_evaluating, outputs.message))
         log = SessionLog(
             outputs,
             config.log.every_env_steps,
             progress,
             monitor=exits.enter_context(monitor([*placement.learner, *placement.actors])),
             unlogged=meta.get("unlogged_metrics", ()),
-            optimizer_steps=optimizer_steps,
+            optimizer_steps=int(arrays["train_state"].optimizer_steps),
             steps_per_update=config.ppo.epochs * config.num_minibatches,
             in_progress=games.in_progress,
             compiled=compile_clock(),
         )
-        if evaluator is not None and evaluated_params is not None:
-            evaluator.start(evaluated_params, progress.evaluated)
-        del evaluated_params  # the evaluator has a copy
+        if evaluator is not None and was_evaluating:
+            evaluator.start(arrays["evaluation"], progress.evaluated)
 
         session = Session(
             config=config,
             seed=seed,
-            key=key,
+            key=arrays["key"],
             placement=placement,
             progress=progress,
             games=games,
@@ -362,13 +350,27 @@ def open_session(
         outputs.message(f"device: {session.device_text()}")
         if meta:
             outputs.message(resume_text(meta, session.meta()))
-        if keep is not None:
-            keep()
+        del restored, arrays  # the learner and the evaluator have copies: 20 MB for `nature`
+        if keep_dir is not None:
+            keep_dir()
         yield session
 
 
-def make_learner(config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]) -> Learner:
-    """The learner that `config.overlap` selects; it copies the arrays."""
+def networks_of_session(config: Config, placement: Placement, num_actions: int) -> Networks:
+    """The networks of a session, in the forms that suit the devices that learn and act."""
+    return make_networks(config.network, num_actions, *placement.device_classes)
+
+
+def make_learner(
+    config: Config,
+    placement: Placement,
+    networks: Networks,
+    arrays: dict[str, Any],
+    say: Callable[[str], object],
+) -> Learner:
+    """The learner that `config.overlap` selects. It copies the arrays; `say` receives advice on a slow network."""
+    if networks.learning.advice:
+        say(networks.learning.advice)
     kind = Learner if config.overlap == "none" else OverlappedLearner
     return kind(config, placement, networks, arrays)
 
