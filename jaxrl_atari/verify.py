@@ -10,7 +10,6 @@ says what this shows and what it cannot show.
 
 import contextlib
 import dataclasses
-import io
 import itertools
 import random
 import time
@@ -29,21 +28,21 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
 from jaxrl_atari.errors import UserError, VerificationFailed, reason, require
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import counted, say, tracked
-from jaxrl_atari.runs.actions import games_of_rows, segments
+from jaxrl_atari.runs.actions import ActionLog, games_of_rows, read_actions
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import try_write_json
 from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.tables import cell_number, read_table
 
-SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
-"""The arrays of a segment; see `runs/actions.py`."""
-
 PIECES_AT_ONCE = 32
-"""Games played at once."""
+"""Emulators that play side by side, each a piece of a session's games."""
+
 GAME_TEXT = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"
+"""A game in an error: step and environment of its end, return, length."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,55 +62,6 @@ class Options(WithImports):
     retrain: Annotated[int | None, Limits(0, 10**12)] = None
     """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the
     same software, device and threads, and compare all bits. Nothing in the run is changed."""
-
-
-class ActionLog(NamedTuple):
-    """The log of actions of a session: S steps of B environments."""
-
-    actions: np.ndarray  # uint8 [S, B]
-    anchors: np.ndarray  # int64 [k, 3]: step, environment, seed
-    games: np.ndarray  # float64 [m, 4]: step, environment, return, length; sorted by step, then environment
-    frame_crc: dict[int, np.ndarray]  # step -> uint32 [B], of the frames after so many steps
-    ends: list[int]  # ends of the updates, in steps
-
-
-def read_log(session_dir: Path) -> ActionLog:
-    """Reads the log of actions of a session.
-
-    Raises:
-        UserError: there is none, or `env.num_envs` was changed by a resume.
-        VerificationFailed: a segment is missing or damaged.
-    """
-    parts = []
-    frame_crc = {}
-    ends = []
-    reached = 0
-    for first, _, path in segments(session_dir):
-        if first != reached:
-            raise VerificationFailed(f"{path}: the segment with steps {reached} to {first} before it is missing")
-        try:
-            with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
-                part = {name: arrays[name] for name in SEGMENT_ARRAYS}
-            (steps, envs), length = part["actions"].shape, int(part["rollout_length"])
-            is_sound = [part[name].shape[1:] for name in ("anchors", "games")] == [(3,), (4,)]
-            if not is_sound or part["frame_crc"].shape != (envs,) or length < 1:
-                raise ValueError("its arrays have other shapes")
-        except Exception as error:  # a damaged archive raises many types
-            raise VerificationFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
-        reached += steps
-        ends += range(first + length, reached + 1, length)
-        frame_crc[reached] = part["frame_crc"]
-        parts.append(part)
-    if not parts:
-        raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
-    if len({part["actions"].shape[1] for part in parts}) > 1:
-        raise UserError(
-            f"{session_dir}: env.num_envs was changed by a resume; `verify` needs the same number throughout"
-        )
-    actions, anchors, games = (
-        np.concatenate([part[n] for part in parts]) for n in ("actions", "anchors", "games")
-    )
-    return ActionLog(actions, anchors, games[np.lexsort((games[:, 1], games[:, 0]))], frame_crc, ends)
 
 
 class Piece(NamedTuple):
@@ -270,9 +220,9 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
         A line on the result, and the content of verified.json, which is empty unless all was played.
 
     Raises:
-        UserError, VerificationFailed: as `read_log`, `check_rows` and `play`.
+        UserError, VerificationFailed: as `read_actions`, `check_rows` and `play`.
     """
-    log = read_log(session_dir)
+    log = read_actions(session_dir)
     rows, all_rows, env_steps = check_rows(session_dir, log)
     chosen = choose_pieces(log, options)
     played = play_all(config, session_dir, log, chosen)
@@ -298,21 +248,67 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     return line, values
 
 
-def _retrain(run_dir: Path, sessions: Literal["all"] | int, start: int) -> None:
-    """Retrains from the checkpoint at `start` env steps in one session, or in all that have it."""
-    from jaxrl_atari.hardware.tuning import tune_process
-    from jaxrl_atari.retrain import retrain
+def verify_sessions(config: Config, options: Options) -> None:
+    """Verifies one session or all, and shows the results. One of which all was played is kept in verified.json.
 
-    chosen = [path for path in session_dirs(run_dir) if sessions == session_number(path)]
-    if sessions == "all":
-        chosen = [path for path in session_dirs(run_dir) if start in checkpoint_env_steps(path)]
+    Raises:
+        VerificationFailed: sessions differ. All others have been verified before.
+        UserError: as `verify_session`, or the run has no such session.
+    """
+    if not config.env.records_games:
+        raise UserError(
+            f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games"
+        )
+    chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
     if not chosen:
-        kept = {path.name: checkpoint_env_steps(path) for path in session_dirs(run_dir)}
-        raise UserError(f"--retrain {start}: no session has a checkpoint there; there are: {kept}")
+        raise UserError(f"{options.run_dir}: has no session {options.sessions}")
+    differences = []
+    for session_dir in chosen:
+        try:
+            line, result = verify_session(config, session_dir, options)
+        except VerificationFailed as error:
+            differences.append(str(error))
+            if len(chosen) > 1:  # the others may take hours
+                say(f"{session_dir.name}  differs: {error}")
+            remove_result(session_dir / VERIFIED_FILE)
+            continue
+        say(line)
+        if result and (problem := try_write_json(session_dir / VERIFIED_FILE, result)):
+            say(f"{session_dir.name}  the result is not saved: {problem}")
+    if differences:
+        raise VerificationFailed("; ".join(differences))
+
+
+def remove_result(verified: Path) -> None:
+    """Removes the result of an earlier verification, or says why that is not possible."""
+    try:
+        verified.unlink(missing_ok=True)
+    except OSError as error:
+        say(f"{verified}: cannot be removed ({error.strerror}); it is of an earlier verification")
+
+
+def retrain_sessions(options: Options, checkpoint: int) -> None:
+    """Trains one session, or all, again from the checkpoint at `checkpoint` env steps; see `retrain`.
+
+    Raises:
+        UserError, VerificationFailed: as `retrain`, or no session has such a checkpoint.
+    """
+    for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
+        require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
+    found = session_dirs(options.run_dir)
+    if options.sessions == "all":
+        chosen = [path for path in found if checkpoint in checkpoint_env_steps(path)]
+    else:
+        chosen = [path for path in found if options.sessions == session_number(path)]
+    if not chosen:
+        kept = {path.name: checkpoint_env_steps(path) for path in found}
+        raise UserError(f"--retrain {checkpoint}: no session has a checkpoint there; there are: {kept}")
     for line in tune_process():
         say(line)
+    from jaxrl_atari.retrain import retrain  # here, so that playing games again need not import Flax and orbax
+
     for session_dir in chosen:
-        say(retrain(session_dir, start))
+        say(retrain(session_dir, checkpoint))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -326,36 +322,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import_named(options.imports)
     config = read_config(options.run_dir)
     if options.retrain is not None:
-        for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
-            require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
-        _retrain(options.run_dir, options.sessions, options.retrain)
-        return
-    if not config.env.records_games:
-        raise UserError(
-            f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games"
-        )
-    chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
-    if not chosen:
-        raise UserError(f"{options.run_dir}: has no session {options.sessions}")
-    differences = []
-    for session_dir in chosen:
-        verified = session_dir / VERIFIED_FILE
-        try:
-            line, values = verify_session(config, session_dir, options)
-        except VerificationFailed as error:
-            differences.append(str(error))
-            if len(chosen) > 1:  # the others may take hours
-                say(f"{session_dir.name}  differs: {error}")
-            try:
-                verified.unlink(missing_ok=True)
-            except OSError as problem:
-                say(f"{verified}: cannot be removed ({problem.strerror}); it is of an earlier verification")
-            continue
-        say(line)
-        if values and (problem := try_write_json(verified, values)):
-            say(f"{session_dir.name}  the result is not saved: {problem}")
-    if differences:
-        raise VerificationFailed("; ".join(differences))
+        retrain_sessions(options, options.retrain)
+    else:
+        verify_sessions(config, options)
 
 
 if __name__ == "__main__":

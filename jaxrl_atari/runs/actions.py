@@ -1,6 +1,6 @@
 """The log of actions, from which `python -m jaxrl_atari.verify` plays every game of a session again.
 
-SESSION_DIR/actions/<first>_<last>.npz   steps first .. last - 1 of every environment:
+SESSION_DIR/actions/<first>_<last>.npz   a segment: steps first .. last - 1 of every environment
     actions   uint8 [steps, environments]
     anchors   int64 [k, 3]: step, environment, seed of each game that started from a seed (`envs/record.py`)
     frame_crc uint32 [environments], CRC-32 of each environment's frame after these steps
@@ -11,19 +11,21 @@ SESSION_DIR/actions/<first>_<last>.npz   steps first .. last - 1 of every enviro
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import Segment
+from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import ACTIONS_FOLDER
 
+SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
+"""The arrays of a segment."""
 
-def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
-    """The segments in their order: first step, step after the last one, and file."""
-    found = ((path.stem.split("_"), path) for path in (session_dir / ACTIONS_FOLDER).glob("*_*.npz"))
-    return sorted((int(first), int(last), path) for (first, last), path in found)
+
+# --- Writing -----------------------------------------------------------------------------------------------------
 
 
 def write_segment(
@@ -59,13 +61,82 @@ def game_rows(games: Sequence[FinishedGame]) -> np.ndarray:
     return np.array(rows, np.float64).reshape(-1, 4)
 
 
-def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:
-    """The finished games that `game_rows` wrote."""
-    return [FinishedGame(int(step), int(env), total, int(length)) for step, env, total, length in rows.tolist()]
-
-
 def cut_segments(session_dir: Path, steps: int) -> None:
     """Removes the segments beyond a checkpoint that was written after `steps` steps of each environment."""
     for _, last, path in segments(session_dir):
         if last > steps:
             path.unlink()
+
+
+# --- Reading -----------------------------------------------------------------------------------------------------
+
+
+class ActionLog(NamedTuple):
+    """The log of actions of a session: S steps of B environments."""
+
+    actions: np.ndarray  # uint8 [S, B]
+    anchors: np.ndarray  # int64 [k, 3]: step, environment, seed
+    games: np.ndarray  # float64 [m, 4]: step, environment, return, length; sorted by step, then environment
+    frame_crc: dict[int, np.ndarray]  # step -> uint32 [B], of the frames after so many steps
+    ends: list[int]  # ends of the updates, in steps
+
+
+def read_actions(session_dir: Path) -> ActionLog:
+    """Reads the log of actions of a session.
+
+    Raises:
+        UserError: there is none, or `env.num_envs` was changed by a resume.
+        VerificationFailed: a segment is missing or damaged.
+    """
+    parts: list[dict[str, np.ndarray]] = []
+    frame_crc: dict[int, np.ndarray] = {}
+    ends: list[int] = []
+    reached = 0
+    for first, _, path in segments(session_dir):
+        if first != reached:
+            raise VerificationFailed(f"{path}: the segment with steps {reached} to {first} before it is missing")
+        part = _read_segment(path)
+        length = int(part["rollout_length"])
+        reached += len(part["actions"])
+        ends += range(first + length, reached + 1, length)
+        frame_crc[reached] = part["frame_crc"]
+        parts.append(part)
+    if not parts:
+        raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
+    if len({part["actions"].shape[1] for part in parts}) > 1:
+        raise UserError(
+            f"{session_dir}: env.num_envs was changed by a resume; `verify` needs the same number throughout"
+        )
+    games = np.concatenate([part["games"] for part in parts])
+    return ActionLog(
+        actions=np.concatenate([part["actions"] for part in parts]),
+        anchors=np.concatenate([part["anchors"] for part in parts]),
+        games=games[np.lexsort((games[:, 1], games[:, 0]))],
+        frame_crc=frame_crc,
+        ends=ends,
+    )
+
+
+def _read_segment(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a segment. Raises `VerificationFailed` if it is damaged, or they have other shapes."""
+    try:
+        with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
+            part = {name: arrays[name] for name in SEGMENT_ARRAYS}
+        _, envs = part["actions"].shape
+        is_sound = [part[name].shape[1:] for name in ("anchors", "games")] == [(3,), (4,)]
+        if not is_sound or part["frame_crc"].shape != (envs,) or int(part["rollout_length"]) < 1:
+            raise ValueError("its arrays have other shapes")
+    except Exception as error:  # a damaged archive raises many types
+        raise VerificationFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
+    return part
+
+
+def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
+    """The segments in their order: first step, step after the last one, and file."""
+    found = ((path.stem.split("_"), path) for path in (session_dir / ACTIONS_FOLDER).glob("*_*.npz"))
+    return sorted((int(first), int(last), path) for (first, last), path in found)
+
+
+def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:
+    """The finished games that `game_rows` wrote."""
+    return [FinishedGame(int(step), int(env), total, int(length)) for step, env, total, length in rows.tolist()]
