@@ -31,12 +31,18 @@ from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import GpuWord
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.report.evaluations import evaluation_file, game_file, video_file
-from jaxrl_atari.report.page import REPORT_FILE, try_report
+from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import try_write_json, unused
+from jaxrl_atari.runs.layout import (
+    EVALUATION_SUMMARY_FILE,
+    REPORT_FILE,
+    evaluation_file,
+    game_file,
+    video_file,
+)
 from jaxrl_atari.runs.tracking import add_to_tensorboard
 
 
@@ -231,7 +237,7 @@ def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, f
         "cut_off": sum(result["cut_off"] for result in results),
         "matrix": [result["returns"] for result in results],  # sessions x games
     }
-    files.save(unused(run_dir / "evaluation.json"), summary)
+    files.save(unused(run_dir / EVALUATION_SUMMARY_FILE), summary)
 
 
 if __name__ == "__main__":

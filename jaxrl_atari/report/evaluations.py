@@ -1,13 +1,4 @@
-"""The files that `evaluate` writes into the directories of runs and sessions.
-
-| file | content |
-|---|---|
-| session_<i>/evaluation_STEP.json | the games of one checkpoint |
-| session_<i>/video_STEP.mp4, game_STEP.html | one game: a video, and a page with the network's outputs beside it |
-| evaluation.json | the mean over all sessions |
-
-A second evaluation of the same checkpoint gets the names evaluation_STEP_2.json, ...
-"""
+"""The results that `evaluate` has written into the directories of runs and sessions; see `runs/layout.py`."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,21 +9,6 @@ from jaxrl_atari.runs.files import read_json, read_result
 
 GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
 """Template of the page of a game. A report embeds only pages that have the script of this template."""
-
-
-def evaluation_file(session_dir: Path, env_steps: int) -> Path:
-    """The file of the first evaluation of a checkpoint."""
-    return session_dir / f"evaluation_{env_steps}.json"
-
-
-def video_file(evaluation: Path) -> Path:
-    """The video of a game that belongs to an evaluation: video_STEP.mp4 beside evaluation_STEP.json."""
-    return evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'video')}.mp4")
-
-
-def game_file(video: Path) -> Path:
-    """The page of the game in a video: game_STEP.html beside video_STEP.mp4."""
-    return video.with_name(f"{video.stem.replace('video', 'game')}.html")
 
 
 def evaluations(directory: Path) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report import text
 from jaxrl_atari.report.aggregates import missing_intervals, statistics_rows
-from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, game_file, written_at
+from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, written_at
 from jaxrl_atari.report.graphs import (
     digest_of,
     digest_of_run,
@@ -42,9 +42,11 @@ from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
+    REPORT_FILE,
     RESULTS_FILE,
     SEARCH_FILE,
     VERIFIED_FILE,
+    game_file,
     is_run,
     is_search,
     is_suite,
@@ -52,8 +54,6 @@ from jaxrl_atari.runs.layout import (
 from jaxrl_atari.runs.reading import latest_meta
 
 _log = logging.getLogger(__name__)
-
-REPORT_FILE = "report.html"
 
 
 class GamePage(NamedTuple):

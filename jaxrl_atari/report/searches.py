@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.text import number_text, score_text
-from jaxrl_atari.runs.journal import JOURNAL_FILE, STUDY_NAME, check_journal
-from jaxrl_atari.runs.layout import TRIALS_FILE
+from jaxrl_atari.runs.journal import STUDY_NAME, check_journal
+from jaxrl_atari.runs.layout import JOURNAL_FILE, TRIALS_FILE
 from jaxrl_atari.runs.tables import DELIMITERS
 
 if TYPE_CHECKING:

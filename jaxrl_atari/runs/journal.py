@@ -9,10 +9,10 @@ from pathlib import Path
 
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.files import unused, write_file
-from jaxrl_atari.runs.layout import session_dirs
+from jaxrl_atari.runs.layout import JOURNAL_FILE, session_dirs
 
-JOURNAL_FILE = "journal.log"
 STUDY_NAME = "search"
+"""The name of the study in a journal, which holds one."""
 
 
 def check_journal(search_dir: Path) -> None:

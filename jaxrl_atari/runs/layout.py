@@ -1,8 +1,8 @@
-"""Names of the files and folders of a run, suite or search, and what a directory is by their presence (`is_run`).
+"""Names of the files and folders of a run, suite, sweep or search, and what a directory holds (`is_run`).
 
 RUN_DIR/config.json     what the run is; see `description.py`
 RUN_DIR/trial.json      the summary of its sessions
-RUN_DIR/graphs/, report.html    see `report/`
+RUN_DIR/evaluation.json the mean of an evaluation over all sessions
 RUN_DIR/code/           copies of the user's own files that the run imported
 RUN_DIR/.lock           locked while a process trains in the directory; each session has a `.lock` too
 RUN_DIR/session_<i>/    session i of the trial:
@@ -13,6 +13,9 @@ RUN_DIR/session_<i>/    session i of the trial:
     events.out.tfevents.*          for TensorBoard
     wandb_id                       the session's run on Weights & Biases
     output.txt                     the session's output, if it trained on a Ray cluster
+    evaluation_<env_steps>.json    the games of an evaluation of one checkpoint
+    video_<env_steps>.mp4          one game of it
+    game_<env_steps>.html          the same game on a page, beside the network's outputs
 
 SUITE_DIR/suite.json    what the suite is; SUITE_DIR/GAME/ is the run of a game
 SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a setting
@@ -21,28 +24,33 @@ SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of 
     trials.csv, trials.md    its results
     journal.log              its trials; see `journal.py`
 
-Each of these may have graphs/ and report.html. What trains on a Ray cluster has ray/. A search has `stop` after a
-stop request, and the output of its trials is in trial_<i>/output.txt.
+Each of these may have graphs/ and report.html (see `report/`). What trains on a Ray cluster has ray/. A search has
+`stop` after a stop request, and the output of its trials is in trial_<i>/output.txt.
 """
 
 import shlex
 from pathlib import Path
 
+# Of a run, a suite, a sweep or a search.
 CONFIG_FILE = "config.json"
 SUITE_FILE = "suite.json"
-SEARCH_FILE = "search.json"
 SWEEP_FILE = "sweep.json"
+SEARCH_FILE = "search.json"
 TRIAL_FILE = "trial.json"
+EVALUATION_SUMMARY_FILE = "evaluation.json"
 CODE_FOLDER = "code"
-GRAPHS_FOLDER = "graphs"
 LOCK_FILE = ".lock"
 RESULTS_FILE = "results.json"
 """The results of a suite or sweep."""
 TRIALS_FILE = "trials.csv"
 """The results of a search."""
+JOURNAL_FILE = "journal.log"
+GRAPHS_FOLDER = "graphs"
+REPORT_FILE = "report.html"
 OUTPUT_FILE = "output.txt"
 """The output of a session, or of a trial of a search, that trained on a Ray cluster."""
 
+# Of a session.
 METRICS_FILE = "metrics.csv"
 EVALUATIONS_FILE = "evaluations.csv"
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -121,6 +129,21 @@ def checkpoint_path(session_dir: Path, env_steps: int) -> Path:
 def meta_file(session_dir: Path, env_steps: int) -> Path:
     """The file in which orbax keeps the meta of a checkpoint."""
     return checkpoint_path(session_dir, env_steps) / "meta" / "metadata"
+
+
+def evaluation_file(session_dir: Path, env_steps: int) -> Path:
+    """The file of the first evaluation of a checkpoint. Later ones are evaluation_<env_steps>_2.json and so on."""
+    return session_dir / f"evaluation_{env_steps}.json"
+
+
+def video_file(evaluation: Path) -> Path:
+    """The video of a game that belongs to an evaluation: video_<env_steps>.mp4 beside its file."""
+    return evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'video')}.mp4")
+
+
+def game_file(video: Path) -> Path:
+    """The page of the game in a video: game_<env_steps>.html beside it."""
+    return video.with_name(f"{video.stem.replace('video', 'game')}.html")
 
 
 def has_session(directory: Path) -> bool:
