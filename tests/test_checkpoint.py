@@ -23,7 +23,8 @@ from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
-from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, complete_meta, meta_digest
+from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
+from jaxrl_atari.runs.early_runs import complete_meta
 from jaxrl_atari.session_arrays import abstract_arrays
 
 NAN = math.nan

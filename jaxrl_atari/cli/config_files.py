@@ -14,6 +14,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import hand_on, registered_names
 
 PACKAGE = Path(__file__).parents[1]
+"""The folder of this package."""
 
 Result = TypeVar("Result")
 

@@ -64,10 +64,8 @@ class StopRequest:
         self._label = f"{label}  " if label else ""
         self._quick = quick
         self._answer = answer
-        self.requested = False
-        """Whether a signal has asked for a stop."""
-        self.training = False
-        """Whether there is something to save: `train_job` sets it after the first update."""
+        self.requested = False  # whether a signal has asked for a stop
+        self.training = False  # whether there is something to save: `train_job` sets it after the first update
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Self:

@@ -43,13 +43,14 @@ from jaxrl_atari.runs.arrays import (
     to_device,
     to_host,
 )
+from jaxrl_atari.runs.early_runs import complete_meta, items_of
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, checkpoint_path, meta_file
-from jaxrl_atari.runs.progress import POINT_ENV_STEPS
 
 _log = logging.getLogger(__name__)
 
 FORMAT_VERSION = 3
+"""Version of the form of checkpoints, which their meta has. Checkpoints of other versions are refused."""
 PARAMETERS = "train_state/params/"
 """Beginning of the paths of a network's parameters among the arrays of a checkpoint."""
 PORTABLE_CHUNK_BYTES = 2**20
@@ -186,7 +187,7 @@ class Checkpoints:
             try:
                 meta = self.read_meta(env_steps)
                 arrays = self.restore(env_steps, target(meta), part=part)
-                for name in meta.get("items", {}).keys() & extra_items:  # see `complete_meta`
+                for name in items_of(meta).keys() & extra_items:
                     arrays[name] = self.restore(env_steps, arrays["train_state"].params, name)
                 return RestoredCheckpoint(env_steps, arrays, meta, damaged)
             except DamagedCheckpoint as error:
@@ -402,28 +403,6 @@ def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes:
     ocp.Checkpointer(handler, multiprocessing_options=alone).save(
         path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
     )
-
-
-def complete_meta(meta: dict[str, Any]) -> dict[str, Any]:
-    """The meta of a session's checkpoint with the values that early checkpoints of format 3 lack.
-
-    Those have no games and no evaluations, and count updates instead of steps. Points of `return_mean` were taken
-    at log points, and were saved without their env steps.
-    """
-    statistics = meta["statistics"]
-    env_steps = meta["env_steps"]
-    points = statistics["points"]
-    if points and isinstance(points[0], float):
-        back = range(len(points) - 1, -1, -1)
-        points = [(env_steps - POINT_ENV_STEPS * i, mean) for i, mean in zip(back, points, strict=True)]
-    lacking = {
-        "items": {},
-        "steps": meta["updates"] * meta["config"]["ppo"]["rollout_length"],
-        "logged_env_steps": env_steps,
-        "evaluated_env_steps": env_steps,
-        "unlogged_metrics": [],
-    }
-    return lacking | meta | {"statistics": statistics | {"points": points}}
 
 
 def meta_digest(meta: dict[str, Any]) -> str:

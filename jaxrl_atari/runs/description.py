@@ -33,6 +33,7 @@ from jaxrl_atari.runs.layout import (
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
+"""Packages whose versions config.json has, where they are installed."""
 
 
 def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:

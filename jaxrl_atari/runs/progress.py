@@ -10,7 +10,10 @@ import numpy as np
 from jaxrl_atari.envs.pool import FinishedGame
 
 RETURN_MA_ENV_STEPS = 1_000_000
+"""`return_ma` is a mean over so many env steps."""
+
 POINT_ENV_STEPS = 10_000
+"""Length of the intervals of env steps that give a point each to the integral of `return_ma`."""
 
 
 def due(interval: int, before: int, now: int) -> bool:

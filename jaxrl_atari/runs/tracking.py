@@ -13,6 +13,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import AXES, group_of
+from jaxrl_atari.runs.early_runs import add_times
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE, WANDB_FILE
 from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
@@ -49,12 +50,8 @@ class TensorBoardWriter(Writer):
         self._events = EventsWriter(str(session_dir / "events"))
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
         self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
-        self._now = time.time()
-        metrics = _numbers(read_table(session_dir / METRICS_FILE))
-        for row in metrics:
-            # Early versions wrote no `unix_time`, but how much earlier than the last row a row was is known.
-            ago = metrics[-1].get("wall_seconds", math.nan) - row.get("wall_seconds", math.nan)
-            self._add_row(row, charts(row), self._now - ago)
+        for row in add_times(_numbers(read_table(session_dir / METRICS_FILE)), now=time.time()):
+            self.write(row)
         for row in _numbers(read_table(session_dir / EVALUATIONS_FILE)):
             self.evaluation(row)
 
@@ -64,17 +61,17 @@ class TensorBoardWriter(Writer):
             self._events.write_event(event)
         self._events.flush()
 
-    def _add_row(self, row: Row, values: Mapping[str, float], otherwise: float) -> None:
-        """Adds points at the time of a row, which is that of `otherwise` if the row has none."""
-        times = [row.get("unix_time", math.nan), otherwise, self._now]
-        wall_time = next(each for each in times if math.isfinite(each))
+    def _add_row(self, row: Row, values: Mapping[str, float]) -> None:
+        """Adds points at the time of a row, or at the present time if the row has none."""
+        time_of_row = row.get("unix_time", math.nan)
+        wall_time = time_of_row if math.isfinite(time_of_row) else time.time()
         self._add(row["env_steps"], *itertools.starmap(self._scalar, values.items()), wall_time=wall_time)
 
     def write(self, row: Row) -> None:
-        self._add_row(row, charts(row), time.time())
+        self._add_row(row, charts(row))
 
     def evaluation(self, row: Row) -> None:
-        self._add_row(row, evaluation_charts(row), time.time())
+        self._add_row(row, evaluation_charts(row))
 
     def close(self) -> None:
         self._events.close()

@@ -1,0 +1,50 @@
+"""Runs of early versions, whose checkpoints have format 3 as those of today: adds what their files lack.
+
+`config_dicts.GONE` has the fields of their configs that do not exist any more.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxrl_atari.runs.progress import POINT_ENV_STEPS
+
+
+def items_of(meta: dict[str, Any]) -> dict[str, Any]:
+    """The items of a checkpoint besides its arrays, by their names. An early one has none."""
+    return meta.get("items", {})
+
+
+def complete_meta(meta: dict[str, Any]) -> dict[str, Any]:
+    """The meta of a session's checkpoint with the values that early checkpoints lack.
+
+    Those have no games and no evaluations, and count updates instead of steps. Points of `return_mean` were taken
+    at log points, and were saved without their env steps.
+    """
+    statistics = meta["statistics"]
+    env_steps = meta["env_steps"]
+    points = statistics["points"]
+    if points and isinstance(points[0], float):
+        back = range(len(points) - 1, -1, -1)
+        points = [(env_steps - POINT_ENV_STEPS * i, mean) for i, mean in zip(back, points, strict=True)]
+    lacking = {
+        "items": {},
+        "steps": meta["updates"] * meta["config"]["ppo"]["rollout_length"],
+        "logged_env_steps": env_steps,
+        "evaluated_env_steps": env_steps,
+        "unlogged_metrics": [],
+    }
+    return lacking | meta | {"statistics": statistics | {"points": points}}
+
+
+def add_times(rows: Sequence[dict[str, float]], now: float) -> list[dict[str, float]]:
+    """The rows of metrics.csv, each with a `unix_time`, which early versions did not write.
+
+    How much earlier than the last row a row was written is known. The last one is taken to be of `now`.
+    """
+    dated = []
+    for row in rows:
+        ago = rows[-1].get("wall_seconds", math.nan) - row.get("wall_seconds", math.nan)
+        is_dated = math.isfinite(row.get("unix_time", math.nan))
+        dated.append(row if is_dated else row | {"unix_time": now - ago})
+    return dated
