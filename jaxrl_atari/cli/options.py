@@ -1,10 +1,10 @@
 """Command lines: where the defaults of a command come from, its options, and its errors in one line each."""
 
 import argparse
+import collections
 import dataclasses
 import difflib
 import functools
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -196,22 +196,30 @@ def parse_command(
 
 
 def _in_tyros_form(words: Sequence[str], options: Any) -> list[str]:
-    """The words of a command line in tyro's form, which has `--log.no-graphs` for `--log.graphs false`."""
-    switches = {f"--{name}" for name, kind in option_types(options).items() if kind is bool}
-    result = list(words)
-    for at in reversed(range(len(result))):  # from the end, because words are removed
-        name, equals, value = result[at].partition("=")
-        name = name.replace("_", "-")
-        switch = re.sub(r"^(--(?:.*\.)?)no-", r"\1", name)
-        if switch not in switches:
+    """The words of a command line in tyro's form, which has `--log.no-graphs` for `--log.graphs false`.
+
+    A switch that neither `true` nor `false` follows, as the next word or after `=`, stays as it is.
+    """
+    opposites = {}  # `--log.graphs` -> `--log.no-graphs`, and back
+    for name, kind in option_types(options).items():
+        if kind is bool:
+            group, dot, leaf = name.rpartition(".")
+            on, off = f"--{name}", f"--{group}{dot}no-{leaf}"
+            opposites |= {on: off, off: on}
+
+    result = []
+    remaining = collections.deque(words)
+    while remaining:
+        word = remaining.popleft()
+        name, equals, value = word.partition("=")
+        switch = name.replace("_", "-")
+        if not equals and remaining:
+            value = remaining[0]
+        value = value.lower()
+        if switch not in opposites or value not in ("true", "false"):
+            result.append(word)
             continue
-        used = 1
-        if not equals and at + 1 < len(result):
-            value = result[at + 1]
-            used = 2
-        if value.lower() not in ("true", "false"):
-            continue
-        is_on = (value.lower() == "true") == (name == switch)
-        group, dot, leaf = switch.removeprefix("--").rpartition(".")
-        result[at : at + used] = [switch if is_on else f"--{group}{dot}no-{leaf}"]
+        if not equals:
+            remaining.popleft()
+        result.append(switch if value == "true" else opposites[switch])
     return result
