@@ -200,7 +200,7 @@ def _in_tyros_form(words: Sequence[str], options: Any) -> list[str]:
 
     A switch that neither `true` nor `false` follows, as the next word or after `=`, stays as it is.
     """
-    opposites = {}  # `--log.graphs` -> `--log.no-graphs`, and back
+    opposites: dict[str, str] = {}  # `--log.graphs` -> `--log.no-graphs`, and back
     for name, kind in option_types(options).items():
         if kind is bool:
             group, dot, leaf = name.rpartition(".")

@@ -2,22 +2,32 @@
 
 The modules, in the order in which a reader needs them:
 
-layout.py        the names of files and folders
-files.py         atomic writes, JSON files, and the lock on a directory
-run_dir.py       makes, locks and removes run directories, and keeps the user's code in them
-description.py   config.json, from which a run can be repeated
-progress.py      counters of a session, the returns of its games, and the score
-columns.py       the columns of a log point
-session_log.py   when a log point is due, and what is in it
-writers.py       the interface of those who receive log points; the terminal
-csv_writer.py    writes metrics.csv and evaluations.csv
-tracking.py      writes TensorBoard's events, and logs to Weights & Biases
-logs.py          opens these writers, and cuts their files back to the checkpoint at a resume
-tables.py        parses the CSV files
-reading.py       what a session has written: log points as arrays, the latest meta, an early end
-checkpoints.py   saves and restores checkpoints
-arrays.py        arrays in orbax's files, and their digests
-digests.py       the digests of all checkpoints, for `verify --retrain`
-actions.py       the log of actions, for `verify`
-journal.py       the study of a search, which Optuna writes
+The directory
+    layout.py        the names of files and folders
+    files.py         atomic writes, JSON files, and the lock on a directory
+    run_dir.py       makes, locks and removes directories, and keeps the user's code in a run
+    description.py   config.json, from which a run can be repeated
+
+What a session logs: counters -> log points -> writers -> files
+    progress.py      counters of a session, the returns of its games, and the score
+    columns.py       the columns of a log point
+    session_log.py   when a log point is due, and what is in it
+    writers.py       the interface of those who receive log points; the terminal
+    csv_writer.py    writes metrics.csv and evaluations.csv
+    tracking.py      writes TensorBoard's events, and logs to Weights & Biases
+    logs.py          opens these writers, and cuts their files back to the checkpoint at a resume
+    tables.py        parses the CSV files
+    reading.py       what a session has written: log points as arrays, the latest meta, an early end
+
+What a session resumes from
+    checkpoints.py   saves and restores checkpoints
+    arrays.py        arrays in orbax's files, and their digests
+    early_runs.py    adds what the files of early versions lack
+
+What `verify` needs
+    actions.py       the log of actions, with the seeds and scores of all games
+    digests.py       the digests of all checkpoints, for `verify --retrain`
+
+What a search keeps
+    journal.py       the study, which Optuna writes
 """

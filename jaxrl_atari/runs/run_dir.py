@@ -1,6 +1,6 @@
-"""Run directories: making, locking and removing one, and keeping the user's code in it.
+"""Directories of runs and sessions: making, locking and removing them, and keeping the user's code in a run.
 
-`layout.py` has the names of what is in it.
+`layout.py` has the names of what is in them.
 """
 
 import contextlib
@@ -23,14 +23,106 @@ from jaxrl_atari.runs.layout import (
 )
 from jaxrl_atari.runs.reading import latest_meta
 
+# --- The directory of a run, suite or search ----------------------------------------------------------------------
 
-def require_unused(session_dir: Path) -> None:
-    """Raises `UserError` if a directory holds what a session has written: a new one would mix with it."""
-    for name in session_files(session_dir):
-        raise UserError(
-            f"{session_dir}: holds a session already (its {name}); resume it (`resume=True`, or --resume), or"
-            " train in another folder"
-        )
+
+@contextlib.contextmanager
+def claim_run_dir(config: Config, wanted: Path | None, is_new: bool) -> Iterator[Path]:
+    """Makes the directory of a new run, suite or search, or takes the one that is resumed, and locks it.
+
+    It is locked until the block ends. A new one is then removed if every session was refused; see
+    `removed_if_refused`.
+
+    Args:
+        config: names the new directory.
+        wanted: the directory that is resumed, or in which a new run is to be. None: a new one; see `make_run_dir`.
+        is_new: whether the run, suite or search is new.
+
+    Yields:
+        The directory.
+
+    Raises:
+        UserError: the directory cannot be used, or another process is training there.
+    """
+    was_there = wanted is not None and wanted.is_dir()
+    directory = wanted
+    if is_new or directory is None:
+        directory = make_run_dir(config, wanted)
+    with only_writer(directory), removed_if_refused(directory, is_new, was_there):
+        yield directory
+
+
+def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
+    """Makes the directory of a new run: `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
+
+    Args:
+        wanted: the directory to make instead. It may exist if it is empty.
+
+    Raises:
+        UserError: the folder cannot be written to, or is not empty.
+    """
+    new = Path(config.output_dir).expanduser() / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
+    run_dir = wanted or unused(new)
+    try:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
+        except FileExistsError:
+            if wanted is not None:
+                raise
+            return make_run_dir(config)  # another run has just taken the name
+        if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
+            raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
+        (run_dir / LOCK_FILE).touch()
+    except OSError as error:
+        raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
+    return run_dir
+
+
+@contextlib.contextmanager
+def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
+    """Removes the new directory of a run, suite or search at the end of the block if it has no session.
+
+    After a stop request it stays, because it may be resumed.
+
+    Args:
+        is_new: whether the directory is that of a new run, suite or search. Otherwise it stays.
+        was_there: whether the directory is the user's own, as with `--run-dir` and an empty folder. It stays with
+            its hidden files, and what was written into it is removed.
+    """
+    was_stopped = False
+    try:
+        yield
+    except KeyboardInterrupt:
+        was_stopped = True
+        raise
+    finally:
+        if is_new and not was_stopped and not has_session(directory):
+            _remove(directory, was_there)
+
+
+def _remove(directory: Path, was_there: bool) -> None:
+    """Removes a directory. One that `was_there` stays with its hidden files, and loses all others."""
+    if not was_there:
+        shutil.rmtree(directory, ignore_errors=True)
+        return
+    for path in directory.iterdir():
+        if path.name.startswith(".") and path.name != LOCK_FILE:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+
+def require_resumable(run_dir: Path) -> None:
+    """Raises `ParametersOnly` if a run is a published copy, whose checkpoints lack the optimiser state."""
+    for path in session_dirs(run_dir):
+        if latest_meta(path).get("parameters_only"):
+            raise ParametersOnly(run_dir)
+
+
+# --- The directory of a session ----------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -62,37 +154,16 @@ def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], 
         raise
 
 
-def require_resumable(run_dir: Path) -> None:
-    """Raises `ParametersOnly` if a run is a published copy, whose checkpoints lack the optimiser state."""
-    for path in session_dirs(run_dir):
-        if latest_meta(path).get("parameters_only"):
-            raise ParametersOnly(run_dir)
+def require_unused(session_dir: Path) -> None:
+    """Raises `UserError` if a directory holds what a session has written: a new one would mix with it."""
+    for name in session_files(session_dir):
+        raise UserError(
+            f"{session_dir}: holds a session already (its {name}); resume it (`resume=True`, or --resume), or"
+            " train in another folder"
+        )
 
 
-def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
-    """Makes the directory of a new run: `OUTPUT_DIR/NAME_TIMESTAMP`, never one that exists already.
-
-    Args:
-        wanted: the directory to make instead. It may exist if it is empty.
-
-    Raises:
-        UserError: the folder cannot be written to, or is not empty.
-    """
-    new = Path(config.output_dir).expanduser() / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
-    run_dir = wanted or unused(new)
-    try:
-        try:
-            run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
-        except FileExistsError:
-            if wanted is not None:
-                raise
-            return make_run_dir(config)  # another run has just taken the name
-        if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
-            raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
-        (run_dir / LOCK_FILE).touch()
-    except OSError as error:
-        raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
-    return run_dir
+# --- The code of the user ----------------------------------------------------------------------------------------
 
 
 def keep_code(run_dir: Path) -> list[str]:
@@ -133,66 +204,3 @@ def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
             return None
         if create_file(new, content):
             return new
-
-
-@contextlib.contextmanager
-def claim_run_dir(config: Config, wanted: Path | None, is_new: bool) -> Iterator[Path]:
-    """Makes the directory of a new run, suite or search, or takes the one that is resumed, and locks it.
-
-    It is locked until the block ends. A new one is then removed if every session was refused; see
-    `removed_if_refused`.
-
-    Args:
-        config: names the new directory.
-        wanted: the directory that is resumed, or in which a new run is to be. None: a new one; see `make_run_dir`.
-        is_new: whether the run, suite or search is new.
-
-    Yields:
-        The directory.
-
-    Raises:
-        UserError: the directory cannot be used, or another process is training there.
-    """
-    was_there = wanted is not None and wanted.is_dir()
-    directory = wanted
-    if is_new or directory is None:
-        directory = make_run_dir(config, wanted)
-    with only_writer(directory), removed_if_refused(directory, is_new, was_there):
-        yield directory
-
-
-@contextlib.contextmanager
-def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -> Iterator[None]:
-    """Removes the new directory of a run, suite or search at the end of the block if it has no session.
-
-    After a stop request it stays, because it may be resumed.
-
-    Args:
-        is_new: whether the directory is that of a new run, suite or search. Otherwise it stays.
-        was_there: whether the directory is the user's own, as with `--run-dir` and an empty folder. It stays with
-            its hidden files, and what was written into it is removed.
-    """
-    was_stopped = False
-    try:
-        yield
-    except KeyboardInterrupt:
-        was_stopped = True
-        raise
-    finally:
-        if is_new and not was_stopped and not has_session(directory):
-            _remove(directory, was_there)
-
-
-def _remove(directory: Path, was_there: bool) -> None:
-    """Removes a directory. One that `was_there` stays with its hidden files, and loses all others."""
-    if not was_there:
-        shutil.rmtree(directory, ignore_errors=True)
-        return
-    for path in directory.iterdir():
-        if path.name.startswith(".") and path.name != LOCK_FILE:
-            continue
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            with contextlib.suppress(OSError):
-                path.unlink()
