@@ -23,7 +23,7 @@ from jaxrl_atari.runs.layout import (
 )
 from jaxrl_atari.runs.reading import latest_meta
 
-# --- The directory of a run, suite or search ----------------------------------------------------------------------
+# --- The directory of a run, suite or search ---------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -52,23 +52,29 @@ class SessionLog:
         compiled: Callable[[], float] = lambda: 0.0,
     ):
         self._writer = writer
-        self._every = every_env_steps
+        self._every_env_steps = every_env_steps
         self._progress = progress
         self._monitor = monitor
-        self._start = time.monotonic()
-        self.compiling = True
-        self._newest: Callable[[], dict[str, float]] | None = None
-        self._metrics = list(unlogged)  # since the last log point
-        self._optimizer_steps = optimizer_steps  # of all updates that were read
-        self._steps_per_update = steps_per_update
-        self._acting = np.zeros(2)  # seconds since the last log point: waiting for the emulators, the policy
-        self.row: dict[str, Any] = {}  # the newest log point of this start
         self._in_progress = in_progress
         self._compiled = compiled
-        self._phase = ""  # of the first iteration
+
+        # The first iteration, whose times do not count.
+        self.compiling = True
+        self._phase = ""
         self._phase_start = (0.0, 0.0)  # on the clock, and in seconds of compilation
-        self._values: dict[str, float] = {}  # metrics of the newest update that was read
+        self._start = time.monotonic()  # when this log was made; later, when the first iteration ended
+
+        # Updates.
+        self._newest: Callable[[], dict[str, float]] | None = None  # of the newest update; None if it was read
+        self._last_read: dict[str, float] = {}  # metrics of the newest update that was read
+        self._unlogged = list(unlogged)  # metrics of the updates that were read since the last log point
+        self._optimizer_steps = optimizer_steps  # of all updates that were read
+        self._steps_per_update = steps_per_update
         self._skips = False  # whether updates may leave out gradient steps
+
+        # Log points.
+        self.row: dict[str, Any] = {}  # the newest of this start
+        self._acting_seconds = np.zeros(2)  # since the last one: waiting for the emulators, the policy
 
     def wall_seconds(self) -> float:
         """Seconds of training, those before a resume included, without the first iteration of each start."""
@@ -76,7 +82,7 @@ class SessionLog:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the log, after `read_newest`, as JSON values."""
-        return {"wall_seconds": self.wall_seconds(), "unlogged_metrics": self._metrics}
+        return {"wall_seconds": self.wall_seconds(), "unlogged_metrics": self._unlogged}
 
     def phase(self, name: str) -> None:
         """Says which phase of the first iteration begins, and how long the phase before it took.
@@ -124,16 +130,16 @@ class SessionLog:
             )
             self._start = now
             self.compiling = False
-        self._acting += acting
+        self._acting_seconds += acting
         self._writer.progress(self._progress.env_steps, self._news())
-        if due(self._every, self._progress.logged, self._progress.env_steps):
+        if due(self._every_env_steps, self._progress.logged, self._progress.env_steps):
             self._progress.logged = self._progress.env_steps
             self._write_row(learning_rate)
-            self._metrics = []
+            self._unlogged = []
 
     def _news(self) -> dict[str, Any]:
         """What is known now: the newest log point, the games so far, and the newest metrics that were read."""
-        news = self.row | self._progress.statistics.to_row() | self._values
+        news = self.row | self._progress.statistics.to_row() | self._last_read
         if self._progress.statistics.episodes:
             return news
         games = self._in_progress()
@@ -153,8 +159,8 @@ class SessionLog:
         self._newest = None
         self.require_finite(values)
         values.pop("skipped_steps", None)
-        self._metrics.append(values)
-        self._values = values
+        self._unlogged.append(values)
+        self._last_read = values
 
     def require_finite(self, values: Mapping[str, float]) -> None:
         """Raises `NonFiniteError` if a value of the newest update is not finite."""
@@ -168,7 +174,7 @@ class SessionLog:
         """Writes a log point at the newest env step."""
         progress = self._progress
         before = self.row
-        names = dict.fromkeys(name for each in self._metrics for name in each)
+        names = dict.fromkeys(name for each in self._unlogged for name in each)
         counted = {
             "env_steps": progress.env_steps,
             "updates": progress.updates,
@@ -182,16 +188,16 @@ class SessionLog:
             raise UserError(f"metric {min(taken)}: a log point has a column of that name; rename the metric")
         self.row = {
             **counted,
-            **{name: float(np.mean([each[name] for each in self._metrics if name in each])) for name in names},
+            **{name: float(np.mean([each[name] for each in self._unlogged if name in each])) for name in names},
             **self._monitor(),
         }
         if before:
             seconds = self.row["wall_seconds"] - before["wall_seconds"]
             self.row["sps"] = (progress.env_steps - before["env_steps"]) / seconds
-            emulators, policy = (100.0 * self._acting / seconds).tolist()
+            emulators, policy = (100.0 * self._acting_seconds / seconds).tolist()
             shares = (emulators, policy, 100.0 - (emulators + policy))
             self.row |= zip(TIME_COLUMNS, shares, strict=True)
-        self._acting = np.zeros(2)
+        self._acting_seconds = np.zeros(2)
         self._writer.write(self.row)
 
     def _newest_optimizer_steps(self) -> int:
