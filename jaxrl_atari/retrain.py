@@ -34,6 +34,24 @@ def retrain(session_dir: Path, start: int) -> str:
         UserError: the part cannot be trained again here.
     """
     name = f"{session_dir}, --retrain {start}"
+    target = _find_target(name, session_dir, start)
+    found = _train_again(name, session_dir, start, target)
+    _require_same_bits(name, target, found)
+    return (
+        f"{session_dir.name}  retrained: from {start:,} to {target.env_steps:,} env steps, all bits of"
+        f" {len(target.digests)} arrays are equal"
+    )
+
+
+def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
+    """The checkpoint that was written after the one at `start` env steps.
+
+    Args:
+        name: begins the errors.
+
+    Raises:
+        UserError: there is none, or what was trained between the two cannot be trained again.
+    """
     checkpoints = Checkpoints(session_dir)
     meta = checkpoints.read_meta(start)
     if meta.get("parameters_only"):
@@ -51,18 +69,35 @@ def retrain(session_dir: Path, start: int) -> str:
         raise UserError(f"{name}: its games cannot continue ({problem})")
     if config.devices.distributed:
         raise UserError(f"{name}: it was trained in several processes, and this command has one")
+    return target
 
+
+def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckpoint) -> WrittenCheckpoint:
+    """Trains a copy of a session from its checkpoint at `start` env steps up to those of `target`.
+
+    Returns:
+        The checkpoint at which it arrives.
+
+    Raises:
+        UserError: other bits are expected here.
+    """
+    config = _without_extras(config_from_dict(target.config))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
-        quiet = _without_extras(config)
-        with open_session(quiet, place_session(quiet), copy, session_number(session_dir), resume=True) as session:
+        placement = place_session(config)
+        with open_session(config, placement, copy, session_number(session_dir), resume=True) as session:
             _require_same_provenance(name, target, session.provenance)
             for _ in train(session):
                 if session.progress.env_steps >= target.env_steps:
                     break
             session.save(None)
         (found,) = read_digests(copy)
+    return found
+
+
+def _require_same_bits(name: str, target: WrittenCheckpoint, found: WrittenCheckpoint) -> None:
+    """Raises `VerificationFailed` unless training has arrived at `target`, with the same bits in all its arrays."""
     if (found.env_steps, found.updates) != (target.env_steps, target.updates):
         raise VerificationFailed(
             f"{name}: arrives at {found.env_steps:,} env steps after {found.updates} updates, where the session"
@@ -77,10 +112,6 @@ def retrain(session_dir: Path, start: int) -> str:
             f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
             f" {target.env_steps:,} env steps, first {different[0]}{other}"
         )
-    return (
-        f"{session_dir.name}  retrained: from {start:,} to {target.env_steps:,} env steps, all bits of"
-        f" {len(target.digests)} arrays are equal"
-    )
 
 
 def _without_extras(config: Config) -> Config:

@@ -216,7 +216,7 @@ class Checkpoints:
             try:
                 restored = self.restore_newest(target_of, ("acting", "evaluation"))
             except UserError as error:
-                problem = str(error)[:1_000]
+                problem = str(error)[:1_000]  # `agree` sends 4,096 bytes
         if problem := agree(problem):
             raise UserError(problem)
         env_steps = int(agree(str(restored.env_steps if restored else -1)))
