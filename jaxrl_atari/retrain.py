@@ -96,24 +96,6 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
     return found
 
 
-def _require_same_bits(name: str, target: WrittenCheckpoint, found: WrittenCheckpoint) -> None:
-    """Raises `VerificationFailed` unless training has arrived at `target`, with the same bits in all its arrays."""
-    if (found.env_steps, found.updates) != (target.env_steps, target.updates):
-        raise VerificationFailed(
-            f"{name}: arrives at {found.env_steps:,} env steps after {found.updates} updates, where the session"
-            f" wrote a checkpoint at {target.env_steps:,} after {target.updates}"
-        )
-    different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
-    if different:
-        then = target.provenance["git_revision"]
-        now = found.provenance["git_revision"]
-        other = f"; the code was that of {then}, now it is {now}" if now != then else ""
-        raise VerificationFailed(
-            f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
-            f" {target.env_steps:,} env steps, first {different[0]}{other}"
-        )
-
-
 def _without_extras(config: Config) -> Config:
     """A config that trains to the same bits, and writes no evaluation, graph or checkpoint on the way."""
     log = replace(config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12)
@@ -133,4 +115,22 @@ def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: d
         differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
         raise UserError(
             f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as in training"
+        )
+
+
+def _require_same_bits(name: str, target: WrittenCheckpoint, found: WrittenCheckpoint) -> None:
+    """Raises `VerificationFailed` unless training has arrived at `target`, with the same bits in all arrays."""
+    if (found.env_steps, found.updates) != (target.env_steps, target.updates):
+        raise VerificationFailed(
+            f"{name}: arrives at {found.env_steps:,} env steps after {found.updates} updates, where the session"
+            f" wrote a checkpoint at {target.env_steps:,} after {target.updates}"
+        )
+    different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
+    if different:
+        then = target.provenance["git_revision"]
+        now = found.provenance["git_revision"]
+        other = f"; the code was that of {then}, now it is {now}" if now != then else ""
+        raise VerificationFailed(
+            f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
+            f" {target.env_steps:,} env steps, first {different[0]}{other}"
         )
