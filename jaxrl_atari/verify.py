@@ -120,11 +120,11 @@ def play(config: Config, log: ActionLog, batch: list[Piece]) -> int:
     steps, envs = log.games[:, :2].T
     here = np.any([(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch], axis=0)
     logged = {*map(tuple, log.games[here].tolist())}
-    if different := logged ^ played:
+    different = logged ^ played
+    if different:
         first = min(different)
-        raise VerificationFailed(
-            f"{'the log' if first in logged else 'the replay'} alone has {GAME_TEXT.format(*first)}"
-        )
+        side = "the log" if first in logged else "the replay"
+        raise VerificationFailed(f"{side} alone has {GAME_TEXT.format(*first)}")
     return len(played)
 
 
@@ -273,8 +273,10 @@ def verify_sessions(config: Config, options: Options) -> None:
             remove_result(session_dir / VERIFIED_FILE)
             continue
         say(line)
-        if result and (problem := try_write_json(session_dir / VERIFIED_FILE, result)):
-            say(f"{session_dir.name}  the result is not saved: {problem}")
+        if result:
+            problem = try_write_json(session_dir / VERIFIED_FILE, result)
+            if problem:
+                say(f"{session_dir.name}  the result is not saved: {problem}")
     if differences:
         raise VerificationFailed("; ".join(differences))
 

@@ -24,10 +24,12 @@ from jaxrl_atari.runs.writers import Writer
 
 def set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
     """Renames the logs of a session that has no checkpoint and so starts again at 0."""
-    files = [
-        session_dir / name for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER, DIGESTS_FILE)
-    ]
-    if kept := [path.rename(unused(path)).name for path in files if path.exists()]:
+    kept = []
+    for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER, DIGESTS_FILE):
+        path = session_dir / name
+        if path.exists():
+            kept.append(path.rename(unused(path)).name)
+    if kept:
         say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
 
 
@@ -35,14 +37,14 @@ def cut_and_open_logs(
     config: Config,
     session_dir: Path,
     progress: Progress,
-    evaluates: bool,
+    was_evaluating: bool,
     say: Callable[[str], object],
 ) -> list[Writer]:
     """Cuts a session's files back to the checkpoint from which it resumes, then makes their writers.
 
     Args:
         progress: how far the session has come at that checkpoint.
-        evaluates: whether an evaluation was running at that checkpoint. It is played again, and writes its row.
+        was_evaluating: whether an evaluation was running then. It is played again, and writes its row.
         say: receives lines for the user.
 
     Raises:
@@ -52,23 +54,25 @@ def cut_and_open_logs(
     cut_digests(session_dir, progress.env_steps)
     (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
     if config.evaluation.every_env_steps:
-        _say_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, evaluates, say)
-    evaluated = progress.evaluated - 1 if evaluates else progress.evaluated
+        _say_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, was_evaluating, say)
+    evaluated = progress.evaluated - 1 if was_evaluating else progress.evaluated
     return make_writers(config, session_dir, progress.logged, evaluated, say)
 
 
-def _say_missing_evaluations(path: Path, evaluated: int, evaluates: bool, say: Callable[[str], object]) -> None:
+def _say_missing_evaluations(
+    path: Path, evaluated: int, was_evaluating: bool, say: Callable[[str], object]
+) -> None:
     """Says so if evaluations.csv lacks rows that the session has written.
 
     Args:
         evaluated: env steps of the newest evaluation.
-        evaluates: whether that evaluation was still running, and so has no row. Then it is not known where the
-            row before it was, and only an empty table is noticed.
+        was_evaluating: whether that one was still running, and so has no row. Then it is not known where the row
+            before it was, and only an empty table is noticed.
     """
     table = read_table(path)
     if table.problems or table.unfinished:
         return  # `CsvWriter` refuses or copies such a file, and says so
-    if evaluates:
+    if was_evaluating:
         if path.is_file() and not table.columns:
             say(f"{path.name} is empty: the rows of earlier evaluations are not there")
         return

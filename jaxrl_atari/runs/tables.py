@@ -118,7 +118,8 @@ def _cells(line: str, delimiter: str) -> list[str]:
 def _header(line: str) -> tuple[str, list[str]]:
     """The delimiter of a table and the names of its columns, from its first line."""
     for delimiter in DELIMITERS:
-        if "env_steps" in (names := _cells(line, delimiter)):
+        names = _cells(line, delimiter)
+        if "env_steps" in names:
             return delimiter, names
     return ",", _cells(line, ",")
 
