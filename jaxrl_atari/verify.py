@@ -93,8 +93,31 @@ def play(config: Config, log: ActionLog, batch: list[Piece]) -> int:
     Raises:
         VerificationFailed: a game has another return or length, or a frame at the end of a segment is another one.
     """
+    played = replayed_games(config, log, batch)
+    logged = logged_games(log, batch)
+    different = logged ^ played
+    if different:
+        first = min(different)
+        side = "the log" if first in logged else "the replay"
+        raise VerificationFailed(f"{side} alone has {GAME_TEXT.format(*first)}")
+    return len(played)
+
+
+def logged_games(log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
+    """The games of the log that ended in these pieces: step, environment, return, length."""
+    steps, envs = log.games[:, :2].T
+    here = np.any([(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch], axis=0)
+    return {*map(tuple, log.games[here].tolist())}
+
+
+def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
+    """The games that end when these pieces are played again, side by side: step, environment, return, length.
+
+    Raises:
+        VerificationFailed: a frame at the end of a segment is not that of the log, or an action is out of range.
+    """
     env = config.env
-    played = set()
+    played: set[tuple[float, ...]] = set()
     pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=env.num_threads, rules=env.rules)
     counter = EpisodeCounter(len(batch))
     try:
@@ -117,15 +140,7 @@ def play(config: Config, log: ActionLog, batch: list[Piece]) -> int:
         raise VerificationFailed(f"the actions cannot be played ({reason(error)})") from error
     finally:
         pool.close()
-    steps, envs = log.games[:, :2].T
-    here = np.any([(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch], axis=0)
-    logged = {*map(tuple, log.games[here].tolist())}
-    different = logged ^ played
-    if different:
-        first = min(different)
-        side = "the log" if first in logged else "the replay"
-        raise VerificationFailed(f"{side} alone has {GAME_TEXT.format(*first)}")
-    return len(played)
+    return played
 
 
 def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
