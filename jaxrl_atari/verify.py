@@ -34,7 +34,14 @@ from jaxrl_atari.output import counted, say, tracked
 from jaxrl_atari.runs.actions import ActionLog, games_of_rows, read_actions
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import try_write_json
-from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
+from jaxrl_atari.runs.layout import (
+    METRICS_FILE,
+    VERIFIED_FILE,
+    checkpoint_env_steps,
+    latest_env_steps,
+    session_dirs,
+    session_number,
+)
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.tables import cell_number, read_table
 
@@ -185,7 +192,7 @@ def check_rows(session_dir: Path, log: ActionLog) -> tuple[int, int, int]:
             recorded = row.get(name, text)
             if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
                 raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
-    if env_steps < max(checkpoint_env_steps(session_dir), default=0):
+    if env_steps < latest_env_steps(session_dir):
         raise VerificationFailed(
             f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints"
         )

@@ -27,7 +27,7 @@ from jaxrl_atari.runs.layout import (
     SEARCH_FILE,
     SUITE_FILE,
     SWEEP_FILE,
-    checkpoint_env_steps,
+    latest_env_steps,
     session_dirs,
 )
 from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
@@ -94,7 +94,7 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
             hint="leave it out, or start a new run",
         )
     if config.total_env_steps < before.total_env_steps:
-        reached = max((steps for path in session_dirs(run_dir) for steps in checkpoint_env_steps(path)), default=0)
+        reached = max(map(latest_env_steps, session_dirs(run_dir)), default=0)
         require(
             not config.is_spent(reached - config.rollout_size),
             "total_env_steps",

@@ -121,6 +121,11 @@ def checkpoint_env_steps(session_dir: Path) -> list[int]:
     return sorted(int(path.name) for path in (session_dir / CHECKPOINTS_FOLDER).glob("*") if path.name.isdecimal())
 
 
+def latest_env_steps(session_dir: Path) -> int:
+    """Env steps of a session's latest checkpoint; 0 before its first one."""
+    return max(checkpoint_env_steps(session_dir), default=0)
+
+
 def checkpoint_path(session_dir: Path, env_steps: int) -> Path:
     """The directory of a session's checkpoint."""
     return session_dir / CHECKPOINTS_FOLDER / str(env_steps)

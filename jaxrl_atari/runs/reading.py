@@ -15,8 +15,8 @@ from jaxrl_atari.runs.layout import (
     EVALUATIONS_FILE,
     METRICS_FILE,
     STOPPED_FILE,
-    checkpoint_env_steps,
     checkpoint_path,
+    latest_env_steps,
     meta_file,
     session_dirs,
     session_number,
@@ -63,7 +63,7 @@ def read_evaluations(session_dir: Path) -> Table:
 def latest_meta(session_dir: Path) -> dict[str, Any]:
     """The meta of a session's latest checkpoint, unchecked; empty if there is none, or if it cannot be read."""
     try:
-        return read_json(meta_file(session_dir, max(checkpoint_env_steps(session_dir), default=0)))
+        return read_json(meta_file(session_dir, latest_env_steps(session_dir)))
     except (OSError, ValueError):
         return {}
 
@@ -73,7 +73,7 @@ def is_finished(config: Config, session_dir: Path) -> bool:
 
     The end is that of its budget, or an early one; see `read_early_end`.
     """
-    latest = max(checkpoint_env_steps(session_dir), default=0)
+    latest = latest_env_steps(session_dir)
     if (checkpoint_path(session_dir, latest) / "evaluation").is_dir():  # an evaluation was running then
         evaluated = latest_meta(session_dir).get("evaluated_env_steps", "")
         rows = read_table(session_dir / EVALUATIONS_FILE).rows
@@ -94,7 +94,7 @@ def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
     try:
         ended = read_json(path)
         env_steps = ended["env_steps"]
-        latest = max(checkpoint_env_steps(session_dir), default=0)
+        latest = latest_env_steps(session_dir)
         # A published copy may hold another checkpoint than the last. It is not resumed.
         has_last = env_steps == latest or bool(latest_meta(session_dir).get("parameters_only"))
         is_current = has_last and ended["total_env_steps"] == config.total_env_steps
