@@ -1,11 +1,10 @@
 """`python -m jaxrl_atari`: the list of commands. `jaxrl_atari train` is `python -m jaxrl_atari.train`."""
 
-import difflib
 import runpy
 import sys
 
 from jaxrl_atari import cli
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, did_you_mean
 from jaxrl_atari.output import say
 
 COMMANDS = {
@@ -27,8 +26,7 @@ def list_commands() -> None:
     """Prints the commands. Raises `UserError` for any other word, with the command that was probably meant."""
     words = sys.argv[1:]
     if words and words[0] not in ("--help", "-h"):
-        close = difflib.get_close_matches(words[0], COMMANDS, 1)
-        meant = f"did you mean {close[0]}? " if close else ""
+        meant = did_you_mean(words[0], COMMANDS)
         raise UserError(f"{words[0]}: no such command; {meant}expected one of {', '.join(COMMANDS)}")
     say("usage: python -m jaxrl_atari.COMMAND [--help]\n")
     for name, purpose in COMMANDS.items():

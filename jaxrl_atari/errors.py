@@ -1,6 +1,8 @@
 """Errors that a user can correct, and the end of a session that was stopped on request."""
 
+import difflib
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,12 @@ def reason(error: BaseException) -> str:
     """An error in one line: a `UserError` in its own words, a bug with the name of its class."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """The part `did you mean NAME? ` of an error, with the name that resembles a word; empty if none does."""
+    close = difflib.get_close_matches(word, list(names), 1)
+    return f"did you mean {close[0]}? " if close else ""
 
 
 def correctable(error: Exception) -> UserError | None:

@@ -1,7 +1,6 @@
 """Python config files: where they lie, running them, and the functions that they define."""
 
 import contextlib
-import difflib
 import runpy
 import sys
 import traceback
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, did_you_mean
 from jaxrl_atari.imports import hand_on, registered_names
 
 PACKAGE = Path(__file__).parents[1]
@@ -63,10 +62,8 @@ def run_config_file(path: Path) -> ConfigFile:
     found = next(filter(Path.is_file, places), None)
     if found is None:
         names = config_names()
-        close = difflib.get_close_matches(path.stem, names, 1)
-        meant = f"did you mean {close[0]}? " if close else ""
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
-        raise UserError(f"--config {path}: no such file; {meant}{expected}")
+        raise UserError(f"--config {path}: no such file; {did_you_mean(path.stem, names)}{expected}")
     before = registered_names()
     with _running(found):
         scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")

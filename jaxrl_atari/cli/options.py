@@ -3,7 +3,6 @@
 import argparse
 import collections
 import dataclasses
-import difflib
 import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,7 @@ from jaxrl_atari.cli.option_names import option_types, unknown_option
 from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, did_you_mean
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
 from jaxrl_atari.option_forms import NUMBERS
 from jaxrl_atari.output import say_changes
@@ -184,8 +183,7 @@ def parse_command(
 
     words = sys.argv[1:] if arguments is None else arguments
     if words and not words[0].startswith("-") and words[0] not in commands:
-        close = difflib.get_close_matches(words[0], commands, 1)
-        meant = f"did you mean {close[0]}? " if close else ""
+        meant = did_you_mean(words[0], commands)
         raise UserError(f"{words[0]}: {command} has no such command; {meant}expected one of {', '.join(commands)}")
     later = {name: deferred(function) for name, function in commands.items()}
     with one_line_errors():
