@@ -11,7 +11,7 @@ from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
 from jaxrl_atari.runs.tables import read_table, table_text
-from jaxrl_atari.runs.writers import Row, Writer, finite
+from jaxrl_atari.runs.writers import Row, Writer, known_values
 
 
 class CsvWriter(Writer):
@@ -80,7 +80,7 @@ class CsvWriter(Writer):
         self._states[name] = _state(path)
 
     def write(self, row: Row) -> None:
-        cells = finite(row).items()
+        cells = known_values(row).items()
         # 9 digits identify every float32 number.
         self._append(METRICS_FILE, {name: f"{x:.9g}" if isinstance(x, float) else x for name, x in cells})
 

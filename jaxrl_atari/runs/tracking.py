@@ -17,12 +17,12 @@ from jaxrl_atari.runs.early_runs import add_times
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE, WANDB_FILE
 from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
-from jaxrl_atari.runs.writers import Row, Writer, finite
+from jaxrl_atari.runs.writers import Row, Writer, known_values
 
 
 def charts(row: Row) -> dict[str, int | float]:
     """The charts that TensorBoard and Weights & Biases draw of a log point: "charts/return_ma" -> value."""
-    return {f"{group_of(name)}/{name}": value for name, value in finite(row).items() if name not in AXES}
+    return {f"{group_of(name)}/{name}": value for name, value in known_values(row).items() if name not in AXES}
 
 
 def evaluation_charts(row: Row) -> dict[str, float]:

@@ -58,6 +58,9 @@ class WriterGroup(Writer):
         self._added: list[Writer] = []
         self._exits = contextlib.ExitStack()
 
+    def _writers(self) -> list[Writer]:
+        return [*self._added, *self._lent]
+
     def add(self, writers: Sequence[Writer]) -> None:
         """Adds writers, which `close` closes."""
         for writer in writers:
@@ -65,26 +68,26 @@ class WriterGroup(Writer):
             self._exits.callback(writer.close)
 
     def write(self, row: Row) -> None:
-        for writer in (*self._added, *self._lent):
+        for writer in self._writers():
             writer.write(row)
 
     def evaluation(self, row: Row) -> None:
-        for writer in (*self._added, *self._lent):
+        for writer in self._writers():
             writer.evaluation(row)
 
     def progress(self, env_steps: int, row: Row) -> None:
-        for writer in (*self._added, *self._lent):
+        for writer in self._writers():
             writer.progress(env_steps, row)
 
     def message(self, text: str) -> None:
-        for writer in (*self._added, *self._lent):
+        for writer in self._writers():
             writer.message(text)
 
     def close(self) -> None:
         self._exits.close()
 
 
-def finite(row: Row) -> dict[str, int | float]:
+def known_values(row: Row) -> dict[str, int | float]:
     """The known values of a log point: those in `COLUMNS` in the order of the columns, then all others."""
     names = dict.fromkeys([*COLUMNS, *row])
     return {name: row[name] for name in names if row.get(name) is not None and math.isfinite(row[name])}
@@ -137,7 +140,7 @@ class TerminalWriter(Writer):
         self._bar.update(self._task.id, description=self._line(row))
 
     def write(self, row: Row) -> None:
-        self.progress(row["env_steps"], {**self._news, **finite(row)})
+        self.progress(row["env_steps"], {**self._news, **known_values(row)})
         if not self._live:
             say(self._line(self._news))
 
