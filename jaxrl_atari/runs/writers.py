@@ -115,23 +115,27 @@ class TerminalWriter(Writer):
     def _line(self, row: Row) -> str:
         task = self._task
         eta = task.time_remaining
-        busy = _text(row.get("gpu_busy_percent"))
         left = "-" if eta is None else timedelta(seconds=round(eta))
-        line = f"{self._label}  {task.percentage:5.1f}%  env_steps {task.completed:,}  "
-        rates = f"sps {_text(task.speed)}  eta {left}  "
+        speed = f"sps {_text(task.speed)}  eta {left}"
+        parts = [self._label, f"{task.percentage:5.1f}%", f"env_steps {task.completed:,}"]
         if "games_in_progress" in row:
-            line += (
-                f"{rates}{row['games_in_progress']} games in progress: mean return"
-                f" {_text(row['return_in_progress'], 1)} after {_text(row['length_in_progress'])} env steps"
-            )
+            games = row["games_in_progress"]
+            mean = _text(row["return_in_progress"], 1)
+            length = _text(row["length_in_progress"])
+            parts.append(speed)
+            parts.append(f"{games} games in progress: mean return {mean} after {length} env steps")
         else:
-            line += (
-                f"return_ma {_text(row.get('return_ma'), 1)}  {rates}"
-                f"return_mean {_text(row.get('return_mean'), 1)}  episodes {_text(row.get('episodes'))}"
-            )
+            parts.append(f"return_ma {_text(row.get('return_ma'), 1)}")
+            parts.append(speed)
+            parts.append(f"return_mean {_text(row.get('return_mean'), 1)}")
+            parts.append(f"episodes {_text(row.get('episodes'))}")
         if row.get("entropy") is not None and row.get("approx_kl") is not None:
-            line += f"  entropy {_text(row['entropy'], 2)}  approx_kl {_text(row['approx_kl'], 4)}"
-        return line if busy == "-" else f"{line}  gpu_busy_percent {busy}"
+            parts.append(f"entropy {_text(row['entropy'], 2)}")
+            parts.append(f"approx_kl {_text(row['approx_kl'], 4)}")
+        busy = _text(row.get("gpu_busy_percent"))
+        if busy != "-":
+            parts.append(f"gpu_busy_percent {busy}")
+        return "  ".join(parts)
 
     def progress(self, env_steps: int, row: Row) -> None:
         self._news = row
