@@ -27,7 +27,7 @@ def charts(row: Row) -> dict[str, int | float]:
 
 def evaluation_charts(row: Row) -> dict[str, float]:
     """The charts that TensorBoard and Weights & Biases draw of an evaluation."""
-    known = finite(row)
+    known = known_values(row)
     return {f"evaluation/return_{name}": known[name] for name in ("mean", "std") if name in known}
 
 
