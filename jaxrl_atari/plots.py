@@ -30,9 +30,9 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.comparison import compare_suites, save_comparison
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.search_graphs import draw_graphs
-from jaxrl_atari.report.searches import read_study
 from jaxrl_atari.report.suites import Suite, read_suite
 from jaxrl_atari.report.summary import Run, read_run
+from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, is_run, is_search, is_suite, is_sweep
 from jaxrl_atari.suite.sweep import read_plan
 from jaxrl_atari.suite.sweep_results import draw_sweep

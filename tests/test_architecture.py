@@ -117,7 +117,7 @@ def test_only_commands_read_command_lines():
         ("wandb", {"runs"}),
         ("pynvml", {"hardware"}),
         ("huggingface_hub", {"hub"}),
-        ("optuna", {"search", "report"}),
+        ("optuna", {"search", "report", "runs"}),
         ("onnx", {"export"}),
         ("onnxruntime", {"export"}),
         ("ray", {"trials", "search"}),

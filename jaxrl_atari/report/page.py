@@ -34,12 +34,13 @@ from jaxrl_atari.report.graphs import (
     plot_run,
 )
 from jaxrl_atari.report.search_graphs import update_graphs
-from jaxrl_atari.report.searches import read_study, search_facts, trial_rows
+from jaxrl_atari.report.searches import search_facts, trial_rows
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import EXPLANATION, read_suite, result_values, text_rows
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, read_result, write_file
+from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
     REPORT_FILE,

@@ -1,26 +1,24 @@
 """Searches as they are read: the table of trials and the search space as text, and the trials of the study.
 
-The study is that of Optuna, SEARCH_DIR/journal.log. Optuna is imported only when the study is read.
+The study is that of Optuna, which `runs/journal.py` reads. Optuna is imported only for the trials.
 """
 
 import csv
 import math
-from collections.abc import Mapping
-from importlib.util import find_spec
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.text import number_text, score_text
-from jaxrl_atari.runs.journal import STUDY_NAME, check_journal
-from jaxrl_atari.runs.layout import JOURNAL_FILE, TRIALS_FILE
+from jaxrl_atari.runs.layout import TRIALS_FILE
 from jaxrl_atari.runs.tables import DELIMITERS
 
 if TYPE_CHECKING:
     import optuna
     from optuna.distributions import BaseDistribution
-    from optuna.storages import JournalStorage
+    from optuna.trial import FrozenTrial
 
 REMAKE = "move it away: `python -m jaxrl_atari.search --resume SEARCH_DIR` makes it again"
 
@@ -120,43 +118,32 @@ def _value_text(value: Any) -> str:
 # --- Trials ------------------------------------------------------------------------------------------------------
 
 
-def open_journal(search_dir: Path) -> "JournalStorage":
-    """Opens the file in which Optuna keeps the study. Several processes may use it at the same time."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+def ranked(trials: Iterable["FrozenTrial"]) -> "list[FrozenTrial]":
+    """The trials that have started, best first: finished ones, then those that ASHA stopped, then all others.
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return JournalStorage(JournalFileBackend(str(search_dir / JOURNAL_FILE)))
-
-
-def read_study(search_dir: Path) -> "optuna.Study | None":
-    """Reads the study of a search. None if the search has none yet, or if Optuna is not installed.
-
-    Raises:
-        UserError: as `check_journal`.
+    A trial that ASHA stopped comes after finished ones, because it was worse than others at the same env steps.
     """
-    check_journal(search_dir)
-    if not (search_dir / JOURNAL_FILE).is_file() or find_spec("optuna") is None:
-        return None
-    import optuna
+    from optuna.trial import TrialState
 
-    try:
-        return optuna.load_study(study_name=STUDY_NAME, storage=open_journal(search_dir))
-    except KeyError:  # the process died before it wrote the study
-        return None
+    def key(trial: "FrozenTrial") -> tuple[bool, bool, float]:
+        score = trial.value
+        return score is None, trial.state == TrialState.PRUNED, 0.0 if score is None else -score
+
+    return sorted((trial for trial in trials if trial.params), key=key)
 
 
 def read_trials(study: "optuna.Study") -> list[ScoredTrial]:
     """The trials that have a score, in the order of their numbers. A running trial has its score so far.
 
-    The best trial is one that has finished. Until one has, it is the best of those that ASHA stopped.
+    The best trial is the first one of `ranked`, if that has ended with a score.
     """
     from optuna.trial import TrialState
 
+    saved = study.trials
+    best = next((trial.number for trial in ranked(saved) if trial.value is not None), None)
     kinds = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped by ASHA"}
     trials = []
-    for found in study.trials:
+    for found in saved:
         points = sorted((step, value) for step, value in found.intermediate_values.items() if math.isfinite(value))
         score = found.value
         if score is None and points:
@@ -169,10 +156,7 @@ def read_trials(study: "optuna.Study") -> list[ScoredTrial]:
                 score=float(score),
                 env_steps=[step for step, _ in points],
                 returns=[value for _, value in points],
-                kind=kinds.get(found.state, "unfinished"),
+                kind="best" if found.number == best else kinds.get(found.state, "unfinished"),
             )
             trials.append(trial)
-    finished = [trial for trial in trials if trial.kind == "finished"]
-    ended = finished or [trial for trial in trials if trial.kind == "stopped by ASHA"]  # as in `study.ranked`
-    best = max(ended, key=lambda trial: trial.score, default=None)
-    return [trial._replace(kind="best") if trial is best else trial for trial in trials]
+    return trials

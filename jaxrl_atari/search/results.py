@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import config_source, set_fields
 from jaxrl_atari.errors import DamagedMetrics
-from jaxrl_atari.report.searches import read_study
+from jaxrl_atari.report.searches import ranked
 from jaxrl_atari.report.text import markdown_table, number_text
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import TRIALS_FILE, trial_dir
 from jaxrl_atari.search.options import read_search
-from jaxrl_atari.search.study import ranked, status_text, trial_progress
+from jaxrl_atari.search.study import status_text, trial_progress
 
 
 class SearchResults(NamedTuple):
@@ -41,7 +42,7 @@ def search_results(search_dir: Path) -> SearchResults:
     """
     config, search = read_search(search_dir)
     study = read_study(search_dir)
-    trials = [] if study is None else ranked(study)
+    trials = [] if study is None else ranked(study.trials)
     rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
     for trial in trials:
         fields = [trial.params.get(name) for name in search.space]

@@ -29,9 +29,8 @@ from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from jaxrl_atari.errors import DamagedMetrics, UserError
-from jaxrl_atari.report.searches import open_journal
 from jaxrl_atari.report.summary import read_run, trial_summary
-from jaxrl_atari.runs.journal import STUDY_NAME
+from jaxrl_atari.runs.journal import STUDY_NAME, open_journal
 from jaxrl_atari.search.options import SearchConfig, space_dict
 
 FAILURE = "failure"
@@ -90,19 +89,6 @@ def status_text(trial: FrozenTrial) -> str:
     if trial.state == TrialState.PRUNED:
         return "stopped by ASHA"
     return "finished" if trial.state == TrialState.COMPLETE else "unfinished"
-
-
-def ranked(study: optuna.Study) -> list[FrozenTrial]:
-    """The trials that have started, best first: finished ones, then those that ASHA stopped, then all others.
-
-    A trial that ASHA stopped comes after finished ones, because it was worse than others at the same env steps.
-    """
-
-    def key(trial: FrozenTrial) -> tuple[bool, bool, float]:
-        score = trial.value
-        return score is None, trial.state == TrialState.PRUNED, 0.0 if score is None else -score
-
-    return sorted((trial for trial in study.trials if trial.params), key=key)
 
 
 def trial_progress(run_dir: Path) -> tuple[float | None, int]:
