@@ -31,9 +31,9 @@ from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session_arrays import first_arrays
-from jaxrl_atari.suite.vary import can_vary
 from jaxrl_atari.traced_options import as_numbers
 from jaxrl_atari.trials.sessions import program_number
+from jaxrl_atari.trials.varied_fields import can_vary
 
 LENGTH, ENVS = 16, 8
 CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)

@@ -11,7 +11,7 @@ from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.errors import require
 from jaxrl_atari.search.options import Distribution, SearchConfig
-from jaxrl_atari.suite.vary import can_vary
+from jaxrl_atari.trials.varied_fields import can_vary
 
 MAX_COMBINATIONS = 10_000
 """Combinations of values that are checked. A trial with a bad combination beyond them fails by itself."""

@@ -19,4 +19,5 @@ The trials of a search (`search/`) are tasks of a Ray cluster, too. Suites and s
 
     ray_cluster.py   a Ray cluster: how a command connects to it, and how a task runs on it
     resources.py     the share of a machine that each task gets
+    varied_fields.py which fields may differ between the settings of a sweep or the trials of a search
 """
