@@ -79,6 +79,8 @@ def one_ends(job, *, on_first_update):
 
 def one_trial_ends(directory, share, stop_requested):
     """Trial 0 of a search ends when trial 1 trains; that one trains until it is stopped."""
+    from jaxrl_atari.errors import Stopped
+
     if directory.name == "trial_0":
         wait_for(directory.parent / "ready")
         return
@@ -86,7 +88,7 @@ def one_trial_ends(directory, share, stop_requested):
     while not stop_requested():
         time.sleep(0.02)
     (directory.parent / "saved").touch()
-    raise KeyboardInterrupt
+    raise Stopped
 
 
 def main():

@@ -27,7 +27,7 @@ from jaxrl_atari import train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_dicts import set_fields
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.errors import ConfigError, Stopped, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials
 from jaxrl_atari.runs.files import write_json
@@ -44,7 +44,8 @@ from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import read_search, to_dict
 from jaxrl_atari.search.results import save_results, search_results
 from jaxrl_atari.search.study import open_study, start_trial
-from jaxrl_atari.search.trial import Reporter, run_trial
+from jaxrl_atari.search.trial import Reporter, train_trial
+from jaxrl_atari.trials import ray_cluster
 from jaxrl_atari.trials.resources import MachineShare, allot
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
@@ -260,8 +261,8 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
         reporter = Reporter(start_trial(tmp_path, search, number), config, lambda: False)
         reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
     (tmp_path / "trial_2").mkdir()
-    with pytest.raises(KeyboardInterrupt):
-        run_trial(tmp_path / "trial_2", MachineShare(0, 1), lambda: False)
+    with pytest.raises(Stopped):
+        train_trial(tmp_path / "trial_2", MachineShare(0, 1), lambda: False)
     write_results(tmp_path)
     row = next(row for row in read_csv(tmp_path / "trials.csv") if row["trial"] == "2")
     assert row["status"] == "stopped by ASHA"
@@ -388,7 +389,7 @@ def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
     config = dataclasses.replace(config, total_env_steps=64, sessions=1)  # games last 100 env steps
     search = new_search(tmp_path, config, trials=1)
     (tmp_path / "trial_0").mkdir()
-    run_trial(tmp_path / "trial_0", MachineShare(0, 1), lambda: False)
+    train_trial(tmp_path / "trial_0", MachineShare(0, 1), lambda: False)
     write_results(tmp_path)
     (trial,) = open_study(tmp_path, search).trials
     (row,) = read_csv(tmp_path / "trials.csv")
@@ -441,6 +442,20 @@ def wait_for_progress(process, directory, sessions=2):
         assert time.monotonic() < end
         time.sleep(0.1)
     return psutil.Process(process.pid).children(recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("raised", "was_stopped", "failure"),
+    [(Stopped, True, None), (KeyboardInterrupt, False, "interrupted before its last checkpoint was written")],
+)
+def test_a_task_that_was_interrupted_was_not_stopped(raised, was_stopped, failure, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray_cluster, "tune_process", tuple)
+
+    def run():
+        raise raised
+
+    end = ray_cluster.run_in_worker(tmp_path, MachineShare(1.0, 1), lambda: False, run)
+    assert (end.was_stopped, end.failure and end.failure.reason) == (was_stopped, failure)
 
 
 @pytest.mark.long
@@ -535,10 +550,10 @@ def on_end(number, failure):
 
 devices = DevicesConfig(gpu=False)
 set_up_ray("", devices, ResourcesConfig())
-from jaxrl_atari.search.ray_trials import run_trials  # imports Ray
+from jaxrl_atari.search.ray_trials import run_trials_on_ray  # imports Ray
 
-run_trials([0, 1], small_sessions.one_trial_ends, on_end, search_dir=Path(sys.argv[1]), address="",
-           devices=devices, resources=ResourcesConfig(), progress=str)
+run_trials_on_ray([0, 1], small_sessions.one_trial_ends, on_end, search_dir=Path(sys.argv[1]), address="",
+                  devices=devices, resources=ResourcesConfig(), progress=str)
 """
 
 

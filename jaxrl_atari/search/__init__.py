@@ -7,8 +7,8 @@ is imported or used; without the extra `search`, that raises `UserError`. The mo
     options.py      SearchConfig: the options of a search, with its space; search.json
     check.py        check_search: refuses a search that cannot be run
     study.py        Optuna's study: the states and fields of the trials
-    ray_trials.py   run_trials: runs trials as tasks of a Ray cluster, scheduled by Ray Tune
-    trial.py        run_trial: trains a trial, in the process of its task
+    ray_trials.py   run_trials_on_ray: Ray Tune starts the trials on a cluster
+    trial.py        train_trial: trains a trial, in its process
     results.py      the table of the trials, and the config of the best one
 """
 

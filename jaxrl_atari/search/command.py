@@ -37,7 +37,7 @@ from jaxrl_atari.search.study import (
     status_text,
     trial_progress,
 )
-from jaxrl_atari.search.trial import run_trial
+from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Failure
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 
@@ -109,7 +109,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
             say(repaired)
         write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
         say(f"search directory: {search_dir}")
-        failures = run_waiting_trials(config, search, search_dir)
+        failures = train_unfinished_trials(config, search, search_dir)
         if is_new and failures and not has_session(search_dir):
             raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
@@ -152,8 +152,8 @@ class TrialWatcher:
         try_to_save(self.search_dir, search_results(self.search_dir))
 
 
-def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
-    """Runs the trials that have not ended. Whenever one ends, the results are written.
+def train_unfinished_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
+    """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
 
     Returns:
         The reasons of the trials that failed.
@@ -161,19 +161,24 @@ def run_waiting_trials(config: Config, search: SearchConfig, search_dir: Path) -
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    from jaxrl_atari.search.ray_trials import run_trials  # here, after `set_up_ray`: it imports Ray
+    from jaxrl_atari.search.ray_trials import run_trials_on_ray  # here, after `set_up_ray`: it imports Ray
 
     study = open_study(search_dir, search)
     for _ in range(len(study.trials), search.trials):
-        study.enqueue_trial({})
-    waiting = [trial.number for trial in study.trials[: search.trials] if not trial.state.is_finished()]
+        study.enqueue_trial({})  # its fields are sampled when it starts
+    unfinished = [trial.number for trial in study.trials[: search.trials] if not trial.state.is_finished()]
     watcher = TrialWatcher(search_dir, search, study)
     try:
-        run_trials(
-            waiting, run_trial, watcher.on_end,
-            search_dir=search_dir, address=search.address, devices=config.devices, resources=search.resources,
+        run_trials_on_ray(
+            unfinished,
+            train_trial,
+            watcher.on_end,
+            search_dir=search_dir,
+            address=search.address,
+            devices=config.devices,
+            resources=search.resources,
             progress=watcher.progress,
-        )  # fmt: skip
+        )
     except KeyboardInterrupt:
         try_to_save(search_dir, search_results(search_dir))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None

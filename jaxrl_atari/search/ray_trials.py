@@ -1,4 +1,4 @@
-"""The trials of a search on a Ray cluster, each in its own process. Ray Tune schedules them.
+"""The trials of a search on a Ray cluster: Ray Tune starts them, each in a process of its own.
 
 Import this module after `ray_cluster.set_up_ray`, which sets Ray's environment variables.
 """
@@ -31,9 +31,9 @@ from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig
 STOP_FILE = "stop"
 """File in the search directory that requests a stop. Trials may run on other machines, which no signal reaches."""
 
-RunTrial = Callable[[Path, MachineShare, Callable[[], bool]], object]
-"""Runs a trial to its end or a stop request. It takes the directory of the trial, the trial's share of a machine,
-and a function that returns whether a stop is requested."""
+TrainTrial = Callable[[Path, MachineShare, Callable[[], bool]], object]
+"""Trains a trial to its end, or raises `Stopped`; see `trial.train_trial`. Its arguments are the directory of the
+trial, the trial's share of a machine, and a function that returns whether a stop is requested."""
 
 OnTrialEnd = Callable[[int, Failure | None], object]
 """Called for each trial that has ended, except after a stop request: its number, and its failure, if any."""
@@ -60,47 +60,51 @@ class _Events(TrialProgressCallback, tune.Stopper):
         return (self.search_dir / STOP_FILE).exists() and not self.running
 
     def on_trial_start(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        number = trial.config["trial"]
+        number = trial.config["number"]
         self.running.add(number)
         directory = trial_dir(self.search_dir, number)
         say(f"{directory.name}  starts; its output is in {directory / OUTPUT_FILE}")
 
     def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial.config["trial"], Failure(KILLED))
+        self._end(trial.config["number"], Failure(KILLED))
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
-        self._end(trial.config["trial"], trial.last_result["failure"])
+        self._end(trial.config["number"], trial.last_result["failure"])
 
     def _end(self, number: int, failure: Failure | None) -> None:
         self.running.discard(number)
         self.ended.append((number, failure))
 
 
-def _run_trial(
-    config: dict[str, int], search_dir: Path, run_trial: RunTrial, share: MachineShare, code: Sequence[Code]
+def _train_in_task(
+    values: dict[str, int], search_dir: Path, train: TrainTrial, share: MachineShare, code: Sequence[Code]
 ) -> dict[str, Any]:
-    """Runs a trial in its process and returns its result for Tune.
+    """Trains a trial in its process, and returns the fields of its `TaskEnd`, the result for Tune.
 
     Tune calls this in a thread, which receives no signals.
+
+    Args:
+        values: what Tune gives each of its trials: the `number` of the trial.
+        code: the modules and files that the user has named with --import. They are imported first.
     """
-    directory = trial_dir(search_dir, config["trial"])
+    directory = trial_dir(search_dir, values["number"])
     stop_requested = (search_dir / STOP_FILE).exists
 
     def run() -> None:
         import_sent(code)
-        run_trial(directory, share, stop_requested)
+        train(directory, share, stop_requested)
 
     return run_in_worker(directory, share, stop_requested, run)._asdict()
 
 
 def _dirname(trial: Any) -> str:
     """The name of the directory of one of Tune's trials."""
-    return f"trial_{trial.config['trial']}"
+    return f"trial_{trial.config['number']}"
 
 
-def run_trials(
+def run_trials_on_ray(
     numbers: Sequence[int],
-    run_trial: RunTrial,
+    train: TrainTrial,
     on_end: OnTrialEnd,
     *,
     search_dir: Path,
@@ -109,13 +113,13 @@ def run_trials(
     resources: ResourcesConfig,
     progress: Callable[[int], str],
 ) -> None:
-    """Runs the trials of a search, each in its own process, as many at a time as the machines have room for.
+    """Trains the trials of a search, as many at a time as the cluster has room for.
 
     Args:
         numbers: numbers of the trials. Trial i has the directory SEARCH_DIR/trial_<i>, with its output in
             output.txt.
-        run_trial: a function that can be imported, or a `functools.partial` of one.
-        on_end: called in this process when a trial has ended.
+        train: trains one of them. It is a function that can be imported, or a `functools.partial` of one.
+        on_end: called in this process for each trial that has ended; see `OnTrialEnd`.
         search_dir: directory of the search, which all machines of the cluster share.
         address: address of the cluster; empty: this machine alone.
         devices: devices of the config.
@@ -139,12 +143,12 @@ def run_trials(
         exits.callback(stop_file.unlink, missing_ok=True)
         share = exits.enter_context(connected(address, devices, resources, "trial"))
         trainable = tune.with_parameters(
-            _run_trial, search_dir=search_dir, run_trial=run_trial, share=share, code=code
+            _train_in_task, search_dir=search_dir, train=train, share=share, code=code
         )
         tuner = tune.Tuner(
             tune.with_resources(trainable, share._asdict()),
-            # Optuna chooses the fields of a trial, in its process; Tune gives each process a trial.
-            param_space={"trial": tune.grid_search(list(numbers))},
+            # Optuna chooses the fields of a trial, in the trial's process; Tune gives each process a number.
+            param_space={"number": tune.grid_search(list(numbers))},
             tune_config=tune.TuneConfig(trial_dirname_creator=_dirname),
             run_config=tune.RunConfig(
                 name="ray", storage_path=str(search_dir), verbose=0, callbacks=[events], stop=events

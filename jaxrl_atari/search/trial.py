@@ -10,16 +10,12 @@ from optuna.trial import Trial, TrialState
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.description import describe
-from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, session_path, trial_number
-from jaxrl_atari.runs.reading import is_finished
-from jaxrl_atari.runs.run_dir import keep_code
+from jaxrl_atari.runs.layout import trial_number
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
-from jaxrl_atari.session import run_session
 from jaxrl_atari.trials.resources import MachineShare
+from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
 
 
 @dataclass
@@ -46,10 +42,13 @@ class Reporter(Writer):
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
 
-def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], bool]) -> None:
-    """Trains the trial of a directory SEARCH_DIR/trial_<number> to its end.
+def train_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], bool]) -> None:
+    """Trains the sessions of a trial one after the other, and tells the study how the trial has ended.
+
+    Only session 0 reports its log points. With ASHA, which compares them, it is the only session.
 
     Args:
+        run_dir: the directory of the trial, SEARCH_DIR/trial_<number>.
         share: the share of a machine that the trial gets.
         stop_requested: returns whether a stop has been requested.
 
@@ -61,17 +60,13 @@ def run_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], b
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
-    write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
-    for line in keep_code(run_dir):
-        say(line)
     reporter = Reporter(trial, config, stop_requested)
-    for session in range(config.sessions):
-        directory = session_path(run_dir, session)
-        if not is_finished(config, directory):
-            run_session(
-                config, directory, session, resume=True, writers=[reporter] if session == 0 else [],
-                stop_requested=lambda: reporter.stopped or stop_requested(),
-            )  # fmt: skip
+    for job in unfinished_jobs(config, run_dir):
+        train_job(
+            job,
+            writers=[reporter] if job.session == 0 else [],
+            stop_requested=lambda: reporter.stopped or stop_requested(),
+        )
     score, _ = trial_progress(run_dir)
     if score is None:
         trial.set_user_attr(FAILURE, NO_GAME)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import UserError, reason, require
+from jaxrl_atari.errors import Stopped, UserError, reason, require
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted, say
@@ -136,9 +136,9 @@ def connected(
 
 
 class TaskEnd(NamedTuple):
-    """How a task ended in its process."""
+    """How a task has ended in its process. It was stopped, it failed, or else it has finished."""
 
-    was_stopped: bool  # before its end: by a stop request, or by a rule of its own, such as ASHA's
+    was_stopped: bool = False  # by a stop request, or by a rule of its own, such as ASHA's
     failure: Failure | None = None
 
 
@@ -151,24 +151,26 @@ def run_in_worker(
         folder: is made if it does not exist. A new folder is removed again if no session could begin, for a reason
             that the user can correct: the command prints that reason.
         stop_requested: returns whether a stop has been requested. Then the task does not begin.
-        run: runs the task, and raises KeyboardInterrupt if it was stopped.
+        run: runs the task, and raises `Stopped` if it was stopped.
     """
     is_new = not folder.exists()
     failure = attempt(folder.mkdir, parents=True, exist_ok=True)
     if failure is not None:
-        return TaskEnd(False, failure)
-    end = TaskEnd(was_stopped=True)
+        return TaskEnd(failure=failure)
     with (
         (folder / OUTPUT_FILE).open("a", buffering=1, encoding="utf-8") as output,
         contextlib.redirect_stdout(output),
         contextlib.redirect_stderr(output),
-        contextlib.suppress(KeyboardInterrupt),  # it was stopped, and its last checkpoint is written
     ):
         if share.gpu == 0:
             os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
         tune_process()
-        if not stop_requested():
-            end = TaskEnd(False, attempt(run))
+        try:
+            end = TaskEnd(was_stopped=True) if stop_requested() else TaskEnd(failure=attempt(run))
+        except Stopped:
+            end = TaskEnd(was_stopped=True)
+        except KeyboardInterrupt:  # it would end this thread, for whose result `ThreadPool` would wait forever
+            end = TaskEnd(failure=Failure("interrupted before its last checkpoint was written"))
     was_refused = end.failure is not None and end.failure.correctable
     if is_new and was_refused and not session_files(folder) and not session_dirs(folder):
         shutil.rmtree(folder, ignore_errors=True)

@@ -160,9 +160,9 @@ def _end_of(task: ray.ObjectRef) -> TaskEnd:
     except TaskCancelledError:
         return TaskEnd(was_stopped=True)
     except RayTaskError as error:  # before it trained, for example because a note cannot be written
-        return TaskEnd(False, Failure(reason(error.cause)))
+        return TaskEnd(failure=Failure(reason(error.cause)))
     except RayError:
-        return TaskEnd(False, Failure(KILLED))
+        return TaskEnd(failure=Failure(KILLED))
 
 
 def _train_in_task(code: Sequence[Code], packed: PackedJob, share: MachineShare, notes: Path) -> TaskEnd:
