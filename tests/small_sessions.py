@@ -105,7 +105,7 @@ def main():
 
     folder = Path(sys.argv[1])
     full = (folder / "full").exists()
-    jobs = [Job(None, folder, number, {}, number) for number in range(3 if full else 2)]
+    jobs = [Job(None, folder, number, description={}, position=number) for number in range(3 if full else 2)]
 
     def on_end(job, failure):
         raise OSError(28, "No space left on device")

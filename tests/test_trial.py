@@ -429,7 +429,8 @@ def run(folder, function, sessions, slots=1, parallel=2, programs=None):
     """The failures of sessions that call a function of `small_sessions`, in the order in which they end."""
     programs = programs or [0] * sessions
     jobs = [
-        Job(None, folder, number, {}, number, game="Pong", program=programs[number]) for number in range(sessions)
+        Job(None, folder, number, description={}, position=number, game="Pong", program=programs[number])
+        for number in range(sessions)
     ]
     places = [Slot(f"on {name}", {"SLOT": name}) for name in "AB"[:slots]]
     ended = {}
@@ -464,7 +465,7 @@ def test_an_error_where_a_session_has_ended_waits_until_the_others_have_saved(tm
     def on_end(job, failure):
         raise OSError(28, "No space left on device")
 
-    jobs = [Job(None, tmp_path, number, {}, number) for number in range(3)]
+    jobs = [Job(None, tmp_path, number, description={}, position=number) for number in range(3)]
     with pytest.raises(OSError, match="No space"):
         run_processes(jobs, small_sessions.one_ends, on_end, slots=[Slot("here", {})], parallel=3)
     assert sorted(path.name for path in tmp_path.glob("saved *")) == ["saved 1", "saved 2"]

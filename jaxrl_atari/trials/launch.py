@@ -31,7 +31,7 @@ class Job(NamedTuple):
     position: int  # among all sessions of the trial, suite or sweep; chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
-    program: int = 0  # jobs with the same number run the same compiled programs; see `sessions.program_number`
+    program: int = 0  # two jobs with one number run the same compiled programs; see `sessions.program_number`
 
     @property
     def name(self) -> str:
@@ -95,7 +95,7 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
         known = correctable(error)
         if known is None:
             say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
-        return Failure(reason(known or error), known is not None)
+        return Failure(reason(known or error), correctable=known is not None)
     return None
 
 

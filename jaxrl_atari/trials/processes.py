@@ -27,9 +27,6 @@ from jaxrl_atari.output import counted
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train, attempt
 from jaxrl_atari.trials.slots import Slot
 
-KILLED = " (killed; does the machine have too little memory?)"
-"""Stands after the exit status of a process that was killed."""
-
 COMPILED = "compiled"
 """The message that the process of a session sends after the first update. Its other message is a `Failure`."""
 
@@ -234,7 +231,9 @@ class _Child:
         status = self.process.exitcode
         if self.failure or status == 0 or stopping:
             return self.failure
-        return Failure(f"exit status {status}{KILLED if status == -signal.SIGKILL else ''}")
+        if status == -signal.SIGKILL:
+            return Failure(f"exit status {status} (killed; does the machine have too little memory?)")
+        return Failure(f"exit status {status}")
 
 
 def _run(

@@ -169,7 +169,7 @@ def run_in_worker(
             end = TaskEnd(was_stopped=True) if stop_requested() else TaskEnd(failure=attempt(run))
         except Stopped:
             end = TaskEnd(was_stopped=True)
-        except KeyboardInterrupt:  # it would end this thread, for whose result `ThreadPool` would wait forever
+        except KeyboardInterrupt:  # it would end this thread, for whose result others wait
             end = TaskEnd(failure=Failure("interrupted before its last checkpoint was written"))
     was_refused = end.failure is not None and end.failure.correctable
     if is_new and was_refused and not session_files(folder) and not session_dirs(folder):

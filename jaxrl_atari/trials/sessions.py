@@ -24,27 +24,41 @@ Stop = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
 
 
-def unfinished_jobs(config: Config, run_dir: Path, first: int = 0, game: str = "", setting: str = "") -> list[Job]:
+def unfinished_jobs(
+    config: Config, run_dir: Path, *, first_position: int = 0, game: str = "", setting: str = ""
+) -> list[Job]:
     """Makes a job of each session of a trial that has not trained to its end.
 
     Args:
         config: config of the trial.
         run_dir: run directory of the trial.
-        first: `Job.position` of the trial's session 0.
+        first_position: `Job.position` of session 0; the other sessions follow.
         game: game of the trial, in a suite.
         setting: setting of the trial, in a sweep.
     """
     description = describe(config, run_dir)
     program = program_number(config)
     return [
-        Job(config, run_dir, session, description, first + session, game, setting, program)
+        Job(
+            config,
+            run_dir,
+            session,
+            description=description,
+            position=first_position + session,
+            game=game,
+            setting=setting,
+            program=program,
+        )
         for session in range(config.sessions)
         if not is_finished(config, session_path(run_dir, session))
     ]
 
 
 def program_number(config: Config) -> int:
-    """A number that two configs share only if they run the same compiled programs. Learning rates may differ."""
+    """A number that two configs share only if they run the same compiled programs. It holds in this process alone.
+
+    The configs may differ in what the programs take as arguments (`TRACED_OPTIONS`), such as the learning rate.
+    """
     values = config.to_dict()
     for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
         del values[name]
@@ -71,11 +85,12 @@ def train_job(
         close_writers: whether the writers are closed at the end. A process of the session's own has copies, which
             nobody else closes.
         stop: ends the session early; see `run_training`.
-        stop_requested: stops the session besides signals.
+        stop_requested: asked besides signals; if true, the session writes its last checkpoint and ends.
         on_first_update: called after the first update.
 
     Raises:
-        UserError, KeyboardInterrupt: as `run_session`.
+        UserError, Stopped: as `run_session`.
+        KeyboardInterrupt: a signal ends the session at once; see `StopRequest`.
     """
     config = job.config
     directory = session_path(job.run_dir, job.session)
@@ -130,7 +145,7 @@ class SessionWriter(Writer):
 class StopRule(Writer):
     """Calls the caller's `stop` with each log point. Once its result is true, the session is to end early.
 
-    In the row that `stop` gets, an unknown number of a known column is NaN, so that comparisons are false.
+    In the row that `stop` gets, a column without a value is NaN, so that comparisons with it are false.
 
     Args:
         stop: see `run_training`.
@@ -143,7 +158,7 @@ class StopRule(Writer):
         self._stop = stop
         self._file = session_dir / STOPPED_FILE
         self._total_env_steps = config.total_env_steps
-        self._end = read_early_end(config, session_dir)  # env steps of the log point, reason; None until the end
+        self._end = read_early_end(config, session_dir)  # None until the session is to end
         self._is_saved = self._end is not None
 
     @property

@@ -75,7 +75,7 @@ def run_training(
         )
     # What can be refused without starting JAX is refused before a run directory is made. If every session is
     # refused later, `claim_run_dir` removes the directory again.
-    _check(config, writers, stop)
+    _require_trainable(config, writers, stop)
     env = config.env
     notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
     if env.resume_note:
@@ -101,7 +101,15 @@ def run_training(
         for note in filter(None, notes):
             say(note)
         distributed.agree(str(run_dir))
-        jobs = _jobs_of_run(config, before, run_dir)
+        jobs = unfinished_jobs(config, run_dir)
+        if before is None:
+            _write_config_file(config, run_dir)
+        elif jobs:  # config.json is written after the first update; see `train_job`
+            say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
+        else:
+            _update_finished_run(config, before, run_dir)
+        for session in sorted({*range(config.sessions)} - {job.session for job in jobs}):
+            say(f"session {session}  finished already")
         if jobs:
             launch, train = _choose_launcher(config, jobs, writers, stop)
             launch(jobs, train, on_end)
@@ -115,16 +123,19 @@ def run_training(
     return TrainingResult(run_dir, summary)
 
 
-def _check(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None:
+def _require_trainable(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None:
     """Checks that this process can train the sessions of a trial. Raises `UserError` if not."""
     check_names_and_minibatches(config)
     if not plan_slots(config, config.sessions).needs_processes:
         return
     check_processes(partial(train_job, writers=writers, close_writers=True, stop=stop))
-    mode = config.env.vectorization_mode
-    expected = "sync where sessions have processes of their own, which can start none"
-    hint = "or set trial.parallel = 1 and devices.gpu to the number of a GPU (or false)"
-    require(mode == "sync", "env.vectorization_mode", mode, expected, hint)
+    require(
+        config.env.vectorization_mode == "sync",
+        "env.vectorization_mode",
+        config.env.vectorization_mode,
+        expected="sync where sessions have processes of their own, which can start none",
+        hint="or set trial.parallel = 1 and devices.gpu to the number of a GPU (or false)",
+    )
 
 
 def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
@@ -155,31 +166,29 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
 
-def _jobs_of_run(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
-    """Makes the jobs of the sessions that are not finished, and brings config.json up to date.
+def _write_config_file(config: Config, run_dir: Path) -> None:
+    """Writes config.json, and keeps the user's own code beside it."""
+    write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
+    keep_code(run_dir)
 
-    It writes config.json of a new run, and of a finished one whose number of sessions, budget or log options have
-    changed. A run that trains on writes it after its first update; see `train_job`. What has changed, and which
-    sessions are finished, is printed.
+
+def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
+    """Updates config.json of a run in which no session is left to train, and prints what changes.
+
+    The run keeps the config that it was trained with, except for its sessions, its budget and its log options.
 
     Args:
-        before: config of the run that is resumed; None for a new run.
+        config: the config that is asked for.
+        before: the config of the run.
     """
-    jobs = unfinished_jobs(config, run_dir)
-    if before and not jobs:  # the run keeps the config that it was trained with, apart from these fields
-        changeable = {"sessions": config.sessions, "total_env_steps": config.total_env_steps, "log": config.log}
-        wanted = config
-        config = dataclasses.replace(before, **changeable)
-        changed = changed_fields(wanted.to_dict(), config.to_dict())
-        say_changes("the run has finished, and keeps its own values", changed)
-    if before is None or (not jobs and config != before):
-        write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
-        keep_code(run_dir)
-    if before:
-        say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
-    for session in sorted({*range(config.sessions)} - {job.session for job in jobs}):
-        say(f"session {session}  finished already")
-    return jobs
+    kept = dataclasses.replace(
+        before, sessions=config.sessions, total_env_steps=config.total_env_steps, log=config.log
+    )
+    not_used = changed_fields(config.to_dict(), kept.to_dict())
+    say_changes("the run has finished, and keeps its own values", not_used)
+    if kept != before:
+        _write_config_file(kept, run_dir)
+    say_changes("changed", changed_fields(before.to_dict(), kept.to_dict()))
 
 
 def _choose_launcher(
