@@ -34,19 +34,25 @@ def check_search(config: Config, search: SearchConfig) -> None:
         for name, distribution in search.space.items()
         if not can_vary(name, config) or not isinstance(distribution, Distribution)
     }
-    expected = (
-        "fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between trials, "
-        "each with a distribution of Optuna"
+    require(
+        search.space and not unknown,
+        "search.space",
+        unknown or {},
+        expected="fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between "
+        "trials, each with a distribution of Optuna",
+        hint="configs/search_qbert.py is an example of a --config",
     )
-    hint = "configs/search_qbert.py is an example of a --config"
-    require(search.space and not unknown, "search.space", unknown or {}, expected, hint)
     _check_values(config, search)
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
-        expected = f"less than total_env_steps = {config.total_env_steps:,}"
-        grace = search.grace_env_steps
-        require(grace < config.total_env_steps, "search.grace_env_steps", grace, expected, hint)
+        require(
+            search.grace_env_steps < config.total_env_steps,
+            "search.grace_env_steps",
+            search.grace_env_steps,
+            expected=f"less than total_env_steps = {config.total_env_steps:,}",
+            hint=hint,
+        )
 
 
 def _check_values(config: Config, search: SearchConfig) -> None:

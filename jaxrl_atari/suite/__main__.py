@@ -1,4 +1,4 @@
-"""Suite of games: a trial for each game, and one table of all scores; with --vary, under several settings.
+"""The command `suite`: a trial for each of many games, and one table of all scores; with --vary, a sweep.
 
 python -m jaxrl_atari.suite [--games Pong Breakout ...] [--sessions 4 --total-env-steps 1000000 ...]
 python -m jaxrl_atari.suite --vary ppo.learning_rate=1e-4,2.5e-4,1e-3 [--vary FIELD=VALUE,... --games Pong ...]
@@ -73,27 +73,42 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
         default = Options(full_config=before.config, games=before.games)
     options = parse(Options, arguments, "suite", default, before.config if before else None)
     config = options.full_config
-    game = default.full_config.env.game
-    expected = "nothing; each game of a suite has its own trial"
-    require(config.env.game == game, "env.game", config.env.game, expected, "choose with --games Pong Breakout")
+    require(
+        config.env.game == default.full_config.env.game,
+        "env.game",
+        config.env.game,
+        expected="nothing; each game of a suite has its own trial",
+        hint="choose with --games Pong Breakout",
+    )
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     named = options.games
     if named is not None:
         named = [name for word in named for name in word.split(",") if name]
     games = list(game_configs(config, named))
     vary = parse_vary(options.vary, config)
-
     if before is None:
         return options, SweepPlan(config, games, vary), None
-    expected = f"{' '.join(before.games)}, the games of the suite"
-    require(games == before.games, "--games", " ".join(games), expected)
     plan = SweepPlan(config, games, vary or before.vary)
-    labels = {setting.label for setting in plan.settings}
-    kept = all(setting.label in labels for setting in before.settings)
-    expected = "the fields and values of the suite, and perhaps more values"
-    hint = f"leave it out, or start a new suite; this one has {before.vary}"
-    require(kept, "--vary", " ".join(options.vary), expected, hint)
+    _require_continuation(plan, before, options)
     return options, plan, before
+
+
+def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) -> None:
+    """Refuses a plan that has other games than the suite that is resumed, or that lacks one of its settings."""
+    require(
+        plan.games == before.games,
+        "--games",
+        " ".join(plan.games),
+        expected=f"{' '.join(before.games)}, the games of the suite",
+    )
+    labels = {setting.label for setting in plan.settings}
+    require(
+        all(setting.label in labels for setting in before.settings),
+        "--vary",
+        " ".join(options.vary),
+        expected="the fields and values of the suite, and perhaps more values",
+        hint=f"leave it out, or start a new suite; this one has {before.vary}",
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -23,6 +23,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import Stopped, UserError, reason, require
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.tuning import tune_process
+from jaxrl_atari.option_forms import gpu_index
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.layout import OUTPUT_FILE, session_dirs, session_files
 from jaxrl_atari.trials.launch import Failure, attempt
@@ -55,9 +56,13 @@ def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig)
     if importlib.util.find_spec("ray") is None:
         raise UserError("Ray is not installed: pip install 'jaxrl_atari[search]'")
     require(not devices.distributed, "devices.distributed", True, "false on a Ray cluster")
-    hint = "choose among the GPUs with CUDA_VISIBLE_DEVICES"
-    assigned = isinstance(devices.gpu, bool | str)
-    require(assigned, "devices.gpu", devices.gpu, "auto, true or false where Ray assigns the GPUs", hint)
+    require(
+        gpu_index(devices.gpu) is None,
+        "devices.gpu",
+        devices.gpu,
+        expected="auto, true or false where Ray assigns the GPUs",
+        hint="choose among the GPUs with CUDA_VISIBLE_DEVICES",
+    )
     if not address:
         if choose_devices(devices).learner and resources.gpu:
             check_gpus(resources, devices)

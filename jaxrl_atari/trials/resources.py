@@ -39,17 +39,19 @@ class MachineShare(NamedTuple):
     def configure(self, config: Config) -> Config:
         """Returns a config that keeps within this share.
 
-        Without a GPU, the config names the CPU; with one, the share of its memory. Unless env.num_threads is
-        chosen, each group of environments has as many emulator threads as the share has cores.
+        Without a GPU, `devices.gpu` is false. With a part of one, `devices.memory_fraction` is that part; see
+        `memory_fraction`. Each group of environments has as many emulator threads as the share has cores, unless
+        `env.num_threads` is chosen.
 
         Raises:
             ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
         """
-        devices = replace(config.devices, gpu=False)
         if self.gpu:
+            sharing = int(1 / min(self.gpu, 1))  # tasks on a GPU
             memory = min((gpu.memory for gpu in visible_gpus().gpus), default=0)
-            fraction = memory_fraction(config.devices, int(1 / min(self.gpu, 1)), memory)
-            devices = replace(config.devices, memory_fraction=fraction)
+            devices = replace(config.devices, memory_fraction=memory_fraction(config.devices, sharing, memory))
+        else:
+            devices = replace(config.devices, gpu=False)
         threads = 0 if config.env.backend == "gymnasium" else config.env.num_threads or self.cpu
         env = replace(config.env, num_threads=threads)
         return replace(config, devices=devices, env=env)
@@ -63,8 +65,12 @@ def check_gpus(resources: ResourcesConfig, devices: DevicesConfig) -> None:
     if devices.data_parallel == "all":
         return
     needed = devices.data_parallel
-    expected = f"at least devices.data_parallel = {needed}, the number of GPUs on which each session learns"
-    require(needed == 1 or resources.gpu >= needed, "resources.gpu", resources.gpu, expected)
+    require(
+        needed == 1 or resources.gpu >= needed,
+        "resources.gpu",
+        resources.gpu,
+        expected=f"at least devices.data_parallel = {needed}, the number of GPUs on which each session learns",
+    )
 
 
 def allot(
@@ -84,8 +90,12 @@ def allot(
     owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
     gpu = resources.gpu if devices.gpu and any(gpus for gpus, _ in owned) else 0.0
     cpu = max(resources.cpu, 1)
-    expected = "a GPU on a machine of the Ray cluster, and resources.gpu above 0"
-    require(devices.gpu is not True or gpu > 0, "devices.gpu", True, expected)
+    require(
+        devices.gpu is not True or gpu > 0,
+        "devices.gpu",
+        True,
+        expected="a GPU on a machine of the Ray cluster, and resources.gpu above 0",
+    )
     if gpu:
         check_gpus(resources, devices)
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
