@@ -65,24 +65,29 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     default = Options()
     if sources.config is not None:
         file = run_config_file(sources.config)
-        search = file.call("get_search", SearchConfig)
-        default = Options(full_config=file.call("get_config", Config), search=search)
-    stored = None
+        default = Options(
+            search=file.call("get_search", SearchConfig), full_config=file.call("get_config", Config)
+        )
+    before = None
     resumed = sources.resumed(is_search)
     if resumed is not None:
-        stored, search = read_search(resumed)
-        sources.say_kept(to_dict(default.full_config, default.search), to_dict(stored, search))
-        default = Options(full_config=stored, search=search)
-    options = parse(Options, arguments, "search", default, stored)
-    config = options.full_config
-    search = options.search
-    check_search(config, search)
-    if stored is not None:
-        before = to_dict(default.full_config, default.search)
-        for name, (was, wanted) in changed_fields(before, to_dict(config, search)).items():
-            may_change = name.startswith(CHANGED_BY_RESUME)
-            require(may_change, name.removeprefix("config."), wanted, f"{was!r}, its value in this search")
-    return config, search, options.directory
+        config, search = read_search(resumed)
+        before = Options(full_config=config, search=search)
+        sources.say_kept(to_dict(default.full_config, default.search), to_dict(config, search))
+        default = before
+    options = parse(Options, arguments, "search", default, before.full_config if before else None)
+    check_search(options.full_config, options.search)
+    if before is not None:
+        _require_continuation(options, before)
+    return options.full_config, options.search, options.directory
+
+
+def _require_continuation(options: Options, before: Options) -> None:
+    """Refuses other options than those of the search that is resumed, except for `CHANGED_BY_RESUME`."""
+    stored = to_dict(before.full_config, before.search)
+    for name, (was, wanted) in changed_fields(stored, to_dict(options.full_config, options.search)).items():
+        may_change = name.startswith(CHANGED_BY_RESUME)
+        require(may_change, name.removeprefix("config."), wanted, f"{was!r}, its value in this search")
 
 
 def run_search(config: Config, search: SearchConfig, search_dir: Path | None) -> Path:
@@ -102,21 +107,21 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     env = config.env
     check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
     is_new = search_dir is None or not is_search(search_dir)
-    named = dataclasses.replace(config, name=f"{config.name}_search")
+    named = dataclasses.replace(config, name=f"{config.name}_search")  # names the directory
     with claim_run_dir(named, search_dir, is_new) as search_dir:
         repaired = repair_journal(search_dir)
         if repaired:
             say(repaired)
         write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
         say(f"search directory: {search_dir}")
-        failures = train_unfinished_trials(config, search, search_dir)
+        failures = _train_unfinished_trials(config, search, search_dir)
         if is_new and failures and not has_session(search_dir):
             raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
         say(f"\n{results.text}")
-        try_to_save(search_dir, results)
+        _try_to_save(search_dir, results)
     if config.log.graphs:
-        try_to_draw(search_dir, search)
+        _try_to_draw(search_dir, search)
         try_report(search_dir)
     if len(failures) == search.trials:
         raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {failures[-1]}")
@@ -124,7 +129,7 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
 
 
 @dataclasses.dataclass
-class TrialWatcher:
+class _TrialWatcher:
     """Prints the progress of trials, and whenever one ends, records its end and writes the results."""
 
     search_dir: Path
@@ -149,10 +154,10 @@ class TrialWatcher:
         if has_failed(trial):
             self.failures.append(trial.user_attrs[FAILURE])
         say(f"{self.progress(number)}: {status_text(trial)}")
-        try_to_save(self.search_dir, search_results(self.search_dir))
+        _try_to_save(self.search_dir, search_results(self.search_dir))
 
 
-def train_unfinished_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
+def _train_unfinished_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
     """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
 
     Returns:
@@ -167,7 +172,7 @@ def train_unfinished_trials(config: Config, search: SearchConfig, search_dir: Pa
     for _ in range(len(study.trials), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
     unfinished = [trial.number for trial in study.trials[: search.trials] if not trial.state.is_finished()]
-    watcher = TrialWatcher(search_dir, search, study)
+    watcher = _TrialWatcher(search_dir, search, study)
     try:
         run_trials_on_ray(
             unfinished,
@@ -180,12 +185,12 @@ def train_unfinished_trials(config: Config, search: SearchConfig, search_dir: Pa
             progress=watcher.progress,
         )
     except KeyboardInterrupt:
-        try_to_save(search_dir, search_results(search_dir))
+        _try_to_save(search_dir, search_results(search_dir))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
     return watcher.failures
 
 
-def try_to_save(search_dir: Path, results: SearchResults) -> None:
+def _try_to_save(search_dir: Path, results: SearchResults) -> None:
     """Saves results, or prints why they could not be saved. A resume makes them again from the study."""
     try:
         save_results(search_dir, results)
@@ -193,7 +198,7 @@ def try_to_save(search_dir: Path, results: SearchResults) -> None:
         say(f"results are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
 
 
-def try_to_draw(search_dir: Path, search: SearchConfig) -> None:
+def _try_to_draw(search_dir: Path, search: SearchConfig) -> None:
     """Draws the graphs of a search, or prints why they could not be saved."""
     try:
         draw_graphs(open_study(search_dir, search), search_dir / GRAPHS_FOLDER)

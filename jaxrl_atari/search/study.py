@@ -1,12 +1,6 @@
-"""The Optuna study of a search.
+"""The study of a search: Optuna's record of its trials, which `runs/journal.py` keeps in a file.
 
-    SEARCH_DIR/search.json           config and search options
-    SEARCH_DIR/journal.log           the study: fields, log points and end of every trial
-    SEARCH_DIR/trial_<i>/            a run directory like any other: config.json, session_<j>/
-    SEARCH_DIR/trial_<i>/output.txt  output of the trial
-    SEARCH_DIR/trials.csv, ...       results; see `results.py`
-
-The states of a trial are Optuna's:
+The study has the fields, the log points, the state and the score of each trial. The states are Optuna's:
 
 | state | meaning |
 |---|---|

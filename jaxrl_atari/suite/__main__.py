@@ -49,7 +49,7 @@ class Options(FromDirectory):
     """With `address`: resources of each session."""
 
 
-def holds_suite(directory: Path) -> bool:
+def _holds_suite(directory: Path) -> bool:
     """Whether a directory is that of a suite or of a sweep."""
     return is_suite(directory) or is_sweep(directory)
 
@@ -66,7 +66,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     sources = read_sources(arguments)
     default = Options(full_config=dataclasses.replace(load_config(sources.config), name="suite"))
     before = None
-    resumed = sources.resumed(holds_suite)
+    resumed = sources.resumed(_holds_suite)
     if resumed is not None:
         before = read_plan(resumed)
         sources.say_kept(default.full_config.to_dict(), before.config.to_dict())

@@ -1,4 +1,4 @@
-"""The results of a suite or a sweep while it trains and at its end: saved, shown, drawn, and its failures."""
+"""The results of a suite or a sweep, while it trains and at its end: they are saved, shown and drawn."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -69,19 +69,18 @@ class ResultsKeeper:
             for game, why in self._reasons(setting.label).items()
         ]
         count = len(self._plan.games) * len(self._plan.settings)
-        number = counted(count, "trial" if self._plan.vary else "game")
+        trials = counted(count, "trial" if self._plan.vary else "game")
         raise SessionsFailed(
-            f"{len(texts)} of {number} failed ({'; '.join(texts)}); {self._resume} runs what is missing"
+            f"{len(texts)} of {trials} failed ({'; '.join(texts)}); {self._resume} runs what is missing"
         )
 
     def _reasons(self, label: str) -> dict[str, str]:
         """The reasons for which sessions failed under a setting: game -> reasons."""
-        reasons: dict[str, str] = {}
+        reasons: dict[str, list[str]] = {}
         for job, failure in self._failures:
             if job.setting == label:
-                why = f"session {job.session}: {failure.reason}"
-                reasons[job.game] = f"{reasons[job.game]}; {why}" if job.game in reasons else why
-        return reasons
+                reasons.setdefault(job.game, []).append(f"session {job.session}: {failure.reason}")
+        return {game: "; ".join(texts) for game, texts in reasons.items()}
 
     def _read_and_save(self, labels: Sequence[str]) -> None:
         """Reads and saves the results of some settings, or prints why it cannot. No error stops the sessions."""

@@ -1,9 +1,4 @@
-"""A suite of games: a trial for each game, and one table of all scores.
-
-SUITE_DIR/suite.json             games and config
-SUITE_DIR/<Game>/                a run directory like any other
-SUITE_DIR/results.{md,csv,json}  written whenever a session ends, and at the end or a stop
-"""
+"""A suite of games: a trial for each game. Its plan is in SUITE_DIR/suite.json."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,11 +1,7 @@
-"""A sweep: the same games under several settings of the config, and one table of all scores.
+"""A sweep: the same games under several settings of the config. Its plan is in SWEEP_DIR/sweep.json.
 
-SWEEP_DIR/sweep.json             config, games, and the values that vary
-SWEEP_DIR/<setting>/             directory of a suite, named after its setting, such as ppo.learning_rate=0.0001/
-SWEEP_DIR/results.{md,csv,json}  the table, written whenever a session ends, and at the end or a stop
-SWEEP_DIR/graphs/                the learning curves of all settings, a panel for each game
-
-Several fields that vary make a grid: a setting for each combination of their values.
+Several fields that vary make a grid: a setting for each combination of their values. A setting is a suite, whose
+directory is named after the setting: SWEEP_DIR/ppo.learning_rate=0.0001/.
 """
 
 import dataclasses
@@ -45,16 +41,12 @@ class SweepPlan:
         ConfigError: a combination of values that the config does not accept.
     """
 
-    config: Config
-    """The config of all settings, apart from the fields that vary."""
+    config: Config  # of all settings, apart from the fields that vary
     games: list[str]
-    """The names of the games."""
-    vary: dict[str, list[Any]]
-    """Dotted name of a field -> its values."""
-    settings: list[Setting] = dataclasses.field(init=False, compare=False)
-    """All combinations of values, in order; the last field varies fastest."""
+    vary: dict[str, list[Any]]  # dotted name of a field -> its values
+    settings: list[Setting] = dataclasses.field(init=False, compare=False)  # the last field varies fastest
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         settings = []
         for values in itertools.product(*self.vary.values()):
             fields: dict[str, Any] = dict(zip(self.vary, values, strict=True))

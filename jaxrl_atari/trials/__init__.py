@@ -1,7 +1,7 @@
-"""Trials: which of their sessions are left to train, on which devices, and how they are trained there.
+"""Trials, and the training of their sessions: on which devices, and in which processes.
 
-A trial is one config in one directory, with the sessions 0, 1, ... A session that is left to train is a `Job`. A
-launcher trains jobs: one after the other, or several at a time in processes of their own. In reading order:
+A trial is one config in one run directory, with the sessions 0, 1, ... A session that is left to train is a `Job`.
+A launcher trains jobs: one after the other, or several at a time in processes of their own. In reading order:
 
     trial.py         run_training: a whole trial, for `python -m jaxrl_atari.train` and for scripts. It makes the
                      jobs, plans the slots, chooses run_here or run_processes, and summarises the results

@@ -1,7 +1,7 @@
-"""Launchers: a launcher trains jobs, each of which is a session, and reports each job that ends.
+"""Jobs and launchers: a job is a session that is to be trained, and a launcher trains jobs.
 
-There are three, with one interface (`Launcher`): `run_here` trains one job after the other in this process,
-`processes.run_processes` several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray cluster.
+There are three launchers: `run_here` trains one job after the other in this process, `processes.run_processes`
+several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray cluster.
 """
 
 import sys

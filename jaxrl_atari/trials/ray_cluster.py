@@ -103,7 +103,7 @@ def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
     try:
         assert head.stdout is not None
         first_line = head.stdout.readline().decode().strip()
-        if not first_line[:1].isdecimal():
+        if not first_line[:1].isdecimal():  # no address; see `main`
             raise UserError(f"Ray did not start: {first_line}")
         yield first_line
     finally:

@@ -82,8 +82,7 @@ def run_on_ray(
                         said = time.monotonic()
                         tasks.say_progress()
                     for job, end in ended:
-                        # After a stop request, a failure may be that of a signal, which a cluster sends to all
-                        # processes.
+                        # A failure after a stop request may be that of a signal to all processes of a cluster.
                         if not end.was_stopped and not (stopping and end.failure):
                             on_end(job, end.failure)
             except Exception:  # for example from `on_end`; first, the sessions write their last checkpoints
@@ -113,7 +112,7 @@ class _Tasks:
         self._notes = notes
 
     def wait(self) -> list[tuple[Job, TaskEnd]]:
-        """Waits `POLL_SECONDS`, says which jobs have started, and returns those that have ended, and how."""
+        """Says which jobs have started. Returns those that have ended, and how, after at most `POLL_SECONDS`."""
         tasks = [*self.running, *self.waiting]
         ended, _ = ray.wait(tasks, num_returns=len(tasks), timeout=POLL_SECONDS)
         notes = {path.name for path in self._notes.iterdir()}
@@ -127,10 +126,10 @@ class _Tasks:
         return [(self.running.pop(task), _end_of(task)) for task in ended]
 
     def say_progress(self) -> None:
-        """Prints how far each running session is."""
+        """Prints how far each running session was at its newest checkpoint."""
         for job in self.running.values():
-            steps = checkpoint_env_steps(session_path(job.run_dir, job.session))
-            job.say(f"at {max(steps, default=0):,} env steps")
+            saved = checkpoint_env_steps(session_path(job.run_dir, job.session))
+            job.say(f"at {max(saved, default=0):,} env steps")
 
     def stop(self) -> None:
         """Asks each running session to stop. No other session is started."""

@@ -75,8 +75,8 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
     gpus = [found[index] for index in indices]
     where = f"GPU {','.join(map(str, indices))}"
     variables = {}
-    counts_all = gpu_index(devices.gpu) is not None  # an index counts all visible GPUs
-    if not counts_all and len(gpus) < len(found):
+    # An index such as `devices.gpu = 3` counts all visible GPUs, so that the session has to see them all.
+    if gpu_index(devices.gpu) is None and len(gpus) < len(found):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
     fraction = None
     if sharing > 1:

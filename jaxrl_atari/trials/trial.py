@@ -67,7 +67,8 @@ def run_training(
         SessionsFailed: sessions failed otherwise. What they wrote is kept, and those that did not fail have
             finished.
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
-        Exception: an error of another class is a bug, in the only session of a trial that trains in this process.
+        Exception: a bug, from the only session of a trial that trains in this process, or from any session with
+            `devices.distributed`.
     """
     if in_session_process():
         raise UserError(
