@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.address:
         set_up_ray(options.address, config.devices, options.resources)
     else:
-        plan_slots(config, plan.sessions)
+        plan_slots(config, plan.total_sessions)
     is_new = before is None
     with claim_run_dir(config, options.directory, is_new) as directory:
         jobs = unfinished_jobs_of_sweep(directory, plan)

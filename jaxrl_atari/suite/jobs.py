@@ -39,7 +39,7 @@ def launcher_on_this_machine(plan: SweepPlan, jobs: Sequence[Job]) -> Launcher:
     Raises:
         ConfigError: as `plan_slots`.
     """
-    slots, parallel = plan_slots(plan.config, plan.sessions, len(jobs))
+    slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
     return partial(run_processes, slots=slots, parallel=parallel)
 
 

@@ -55,7 +55,7 @@ class SweepPlan:
         object.__setattr__(self, "settings", settings)
 
     @property
-    def sessions(self) -> int:
+    def total_sessions(self) -> int:
         """The number of sessions of all games under all settings."""
         return self.config.sessions * len(self.games) * len(self.settings)
 
