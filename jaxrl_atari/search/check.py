@@ -23,7 +23,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
     Raises:
         ConfigError: in one of these cases:
 
-            - The space has a field that a search cannot vary.
+            - The space is empty, has a field that a search cannot vary, or has a value that is no distribution.
             - The config refuses a combination of choices or of ends of ranges.
             - The trials have several sessions, which ASHA cannot compare.
             - ASHA's first comparison is beyond the budget.
@@ -61,16 +61,16 @@ def _check_values(config: Config, search: SearchConfig) -> None:
     Each combination has to be a config. Names and minibatch sizes are checked for one value at a time, beside the
     first values of the other fields.
     """
-    tried: list[Sequence[Any]] = []  # for each field, its choices or the ends of its range
-    for distribution in search.space.values():
+    tried: dict[str, Sequence[Any]] = {}  # field -> its choices, or the ends of its range
+    for name, distribution in search.space.items():
         if isinstance(distribution, CategoricalDistribution):
-            tried.append(distribution.choices)
+            tried[name] = distribution.choices
         else:
-            tried.append((distribution.low, distribution.high))
-    best_seed = {"seed": config.seed + config.sessions}  # of the config that is written for the best trial
-    for values in itertools.islice(itertools.product(*tried), MAX_COMBINATIONS):
-        set_fields(config, dict(zip(search.space, values, strict=True)) | best_seed)
-    first = {name: values[0] for name, values in zip(search.space, tried, strict=True)}
-    for name, values in zip(search.space, tried, strict=True):
+            tried[name] = (distribution.low, distribution.high)
+    best_seed = {"seed": config.seed + config.sessions}  # with which `NAME_best.py` trains the best trial again
+    for values in itertools.islice(itertools.product(*tried.values()), MAX_COMBINATIONS):
+        set_fields(config, dict(zip(tried, values, strict=True)) | best_seed)
+    first = {name: values[0] for name, values in tried.items()}
+    for name, values in tried.items():
         for value in values:
             check_names_and_minibatches(set_fields(config, first | {name: value}))
