@@ -1,13 +1,12 @@
 """The option `--vary` of suites, and its values as text."""
 
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import did_you_mean, require
 from jaxrl_atari.option_forms import parse_word
 from jaxrl_atari.trials.varied_fields import COEFFICIENTS, can_vary, fields_that_can_vary
 
@@ -56,7 +55,7 @@ def _similar_name(name: str, config: Config) -> str:
     group, _, last = name.rpartition(".")
     if "." in group:
         known.append(f"{COEFFICIENTS}.{last}")
-    return "".join(f"did you mean {similar}?" for similar in get_close_matches(name, known, 1))
+    return did_you_mean(name, known)
 
 
 def parse_value(text: str) -> Any:

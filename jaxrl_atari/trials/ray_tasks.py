@@ -21,7 +21,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
 from jaxrl_atari.imports import Code, code_to_send, import_sent
-from jaxrl_atari.runs.layout import OUTPUT_FILE, checkpoint_env_steps, session_path
+from jaxrl_atari.runs.layout import OUTPUT_FILE, latest_env_steps, session_path
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,
@@ -128,8 +128,8 @@ class _Tasks:
     def say_progress(self) -> None:
         """Prints how far each running session was at its newest checkpoint."""
         for job in self.running.values():
-            saved = checkpoint_env_steps(session_path(job.run_dir, job.session))
-            job.say(f"at {max(saved, default=0):,} env steps")
+            saved = latest_env_steps(session_path(job.run_dir, job.session))
+            job.say(f"at {saved:,} env steps")
 
     def stop(self) -> None:
         """Asks each running session to stop. No other session is started."""
