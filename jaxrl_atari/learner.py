@@ -108,7 +108,7 @@ class OverlappedLearner(Learner):
         super().__init__(config, placement, networks, arrays)
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
-        self._has_compiled = False  # as in `session.train`, transfers are guarded once everything is compiled
+        self._has_compiled = False
         self._acting = arrays.get("acting")
         if self._acting is None:  # before the first update both are the same
             self._acting = _copy(self.state.params)
@@ -133,7 +133,8 @@ class OverlappedLearner(Learner):
         return self._running.result
 
     def _update_in_thread(self, *arguments: Any) -> dict[str, float]:
-        # A transfer guard holds for one thread, so this one has its own.
+        # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
+        # is exempt: to compile an array that an algorithm closes over, JAX fetches it from the device.
         with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):
             metrics = super().update(*arguments)()
         self._has_compiled = True
