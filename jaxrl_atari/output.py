@@ -50,7 +50,7 @@ def say_changes(text: str, changed: Mapping[str, tuple[object, object]]) -> None
     """Prints a text and the fields that have changed; nothing if there are none.
 
     Args:
-        changed: name -> (before, after), as `config.changed_fields` returns them.
+        changed: name -> (before, after), as `config_dicts.changed_fields` returns them.
     """
     if changed:
         say(f"{text}: {', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items())}")
