@@ -1,15 +1,18 @@
-"""Checks of option values: against their annotations (type, choices and limits), and of JSON values."""
+"""Checks of values: of options against their annotations (type, choices and limits), of environment variables, and
+of JSON."""
 
 import dataclasses
 import json
 import math
+import os
+import re
 import types
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import ConfigError, require
 
 
 class Limits(NamedTuple):
@@ -65,6 +68,20 @@ def option_name(field: str, metadata: Sequence[Any]) -> str:
     """
     names = [each.name for each in metadata if getattr(each, "name", None) is not None]
     return names[0] if names else field.replace("_", "-")
+
+
+def whole_number_variable(name: str, limits: Limits) -> int | None:
+    """The whole number in an environment variable; None if the variable is not set, or empty.
+
+    Raises:
+        ConfigError: the variable holds something else, or a number outside the limits.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    fits = re.fullmatch("[0-9]{1,18}", text) and limits.low <= int(text) <= limits.high
+    require(fits, name, text, f"a whole number{limits}", "or unset it")
+    return int(text)
 
 
 def texts_in(value: Any) -> Iterator[str]:

@@ -86,6 +86,13 @@ def test_a_reading_that_fails_is_left_out_of_the_mean(machine, monkeypatch):
         assert 30 <= read_now()["gpu_busy_percent"] <= 40
 
 
+def test_a_gpu_that_fails_leaves_the_values_of_the_others(machine, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3,MIG-slice")  # NVML knows the memory alone of the slice
+    busy, memory, power, temperature = read([gpu(0), gpu(1), gpu(2)])
+    assert (busy, memory, temperature) == (20, 4.5, 33)
+    assert math.isnan(power)  # a sum without one of its terms would be too small
+
+
 def test_a_driver_that_breaks_stops_nothing(machine, monkeypatch):
     with monitor([gpu(1)]) as read_now:
         monkeypatch.setenv("FAKE_STATE", "lost")

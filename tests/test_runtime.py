@@ -5,8 +5,12 @@ import math
 
 import pytest
 from fake_cuda import python
+from user_commands import one_error_line
 
-from jaxrl_atari.hardware.cpu import cpu_quota, usable_cores
+from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.protocols import PROTOCOLS
+from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.hardware.cpu import cpu_quota, usable_cores, xla_threads
 
 COMPILE = """
 import warnings
@@ -104,3 +108,28 @@ def test_a_quota_limits_the_emulator_threads_unless_the_user_has_chosen(tmp_path
         "-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path), JAXRL_ATARI_THREADS="4"
     ).stdout.splitlines()
     assert (line in lines, lines[-1]) == (False, "4")
+
+
+# --- Environment variables ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "value"), [("JAXRL_ATARI_THREADS", "two"), ("NPROC", "0")])
+def test_a_variable_that_is_no_whole_number_is_refused_before_a_run_directory_is_made(name, value, tmp_path):
+    command = ("-m", "jaxrl_atari.train", "--output-dir", tmp_path / "data")
+    result = python(*command, JAXRL_ATARI_NO_TUNING="1", **{name: value})
+    assert result.returncode == 2, result.stderr
+    assert f"{name} = '{value}': expected a whole number from " in one_error_line(result.stderr)
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("value", ["two", "-1", "1.5", "4097", "9" * 5_000])
+def test_the_number_of_emulator_threads_is_checked_by_the_pool_too(value, monkeypatch):
+    monkeypatch.setenv("JAXRL_ATARI_THREADS", value)
+    with pytest.raises(ConfigError, match=r"JAXRL_ATARI_THREADS = '.*': expected a whole number from 0 to 4,096"):
+        make_pool("ale", "Pong", 1, seed=0, rules=PROTOCOLS["v5"])
+
+
+@pytest.mark.parametrize(("value", "threads"), [("3", 3), (" 3 ", 3), ("", None)])
+def test_an_empty_variable_counts_as_not_set(value, threads, monkeypatch):
+    monkeypatch.setenv("NPROC", value)
+    assert xla_threads() == (threads or usable_cores())

@@ -19,12 +19,12 @@ actions, both give the same frames and rewards in the games that the tests repla
   and SpaceWar.
 """
 
-import os
 import re
 from importlib.metadata import version
 
 import numpy as np
 
+from jaxrl_atari.checks import Limits, whole_number_variable
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumSettings
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
@@ -40,12 +40,18 @@ __all__ = [
     "check_environment",
     "env_seeds",
     "make_pool",
+    "threads_variable",
 ]
 
 THREADS = "JAXRL_ATARI_THREADS"
 """Environment variable: number of emulator threads of each pool, for a process that shares the cores."""
 
 OLDEST_ALE_PY = (0, 12)
+
+
+def threads_variable() -> int | None:
+    """The value of the variable `THREADS`; None if it is not set. Raises `ConfigError` if it is unusable."""
+    return whole_number_variable(THREADS, Limits(0, 4_096))  # as `env.num_threads`
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -127,10 +133,11 @@ def make_pool(
     Raises:
         UserError: envpool is not installed, ale-py is too old, the game's ROM cannot be read, or a Gymnasium
             environment cannot be used.
+        ConfigError: the value of `THREADS` is unusable.
     """
     require_ale_py()
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
-    num_threads = num_threads or int(os.environ.get(THREADS, "0"))
+    num_threads = num_threads or threads_variable() or 0
     # Imported here, so that the interface alone imports no emulator.
     if backend == "envpool":
         from jaxrl_atari.envs.envpool import EnvpoolPool

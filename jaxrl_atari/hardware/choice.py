@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 import jax
 
+from jaxrl_atari.checks import Limits, whole_number_variable
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.gpus import Gpu, VisibleGpus, forbid_gpu, gpu_provider, visible_gpus
@@ -139,14 +140,13 @@ def session_gpus(devices: DevicesConfig, position: int) -> tuple[tuple[int, ...]
     """
     chosen = choose_devices(devices)
     all_indices = tuple(range(len(chosen.gpus)))
-    offset = os.environ.get("CUDA_OFFSET", "").strip() or "0"
-    require(offset.isdecimal(), "CUDA_OFFSET", offset, "a whole number from 0 on")
+    offset = whole_number_variable("CUDA_OFFSET", Limits(0)) or 0
     others_by_index = any(gpu_index(option) is not None for option in (devices.actor, devices.evaluator))
     if chosen.learner and (devices.distributed or others_by_index):
         return all_indices, f"{chosen.why_learner}; the session sees all GPUs"
     if not chosen.learner or gpu_index(devices.gpu) is not None:
         return chosen.learner, chosen.why_learner
-    block = rotate(position, len(all_indices), len(chosen.learner), int(offset))
+    block = rotate(position, len(all_indices), len(chosen.learner), offset)
     return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"
 
 

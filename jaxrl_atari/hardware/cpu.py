@@ -9,6 +9,8 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from jaxrl_atari.checks import Limits, whole_number_variable
+
 INSTRUCTION_SETS = {"AVX2": "avx2", "AVX-512": "avx512f", "BF16": "avx512_bf16", "AMX": "amx_tile"}
 """Instruction sets that decide the speed of matrix products -> their flags in /proc/cpuinfo."""
 
@@ -79,5 +81,9 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
 
 
 def xla_threads() -> int:
-    """Number of threads among which XLA divides long sums on a CPU: NPROC, or the usable cores."""
-    return int(os.environ.get("NPROC") or usable_cores())
+    """Number of threads among which XLA divides long sums on a CPU: NPROC, or the usable cores.
+
+    Raises:
+        ConfigError: NPROC is not a whole number from 1 on. XLA would ignore it.
+    """
+    return whole_number_variable("NPROC", Limits(1)) or usable_cores()

@@ -4,6 +4,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,30 +13,45 @@ import psutil
 from jaxrl_atari.hardware.gpus import gpu_provider, nvml, visible_gpus
 
 GIB = 2**30
-GPU_COLUMNS = {
-    "gpu_busy_percent": (lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu, np.mean),
-    "gpu_memory_gib": (lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / GIB, np.sum),
-    "gpu_power_watts": (lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, np.sum),
-    "gpu_temperature_c": (lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU), np.max),
-}
-"""Name of a column -> how NVML reads it for one GPU, and how the values of several GPUs are combined."""
-
-
-def read_gpus(names: Sequence[str]) -> list[float]:
-    """The values of `GPU_COLUMNS` over the GPUs and MIG slices with these UUIDs; NaN where NVML fails."""
-    values = []
-    for read, join in GPU_COLUMNS.values():
-        value = math.nan
-        with contextlib.suppress(nvml.NVMLError):
-            value = float(join([read(nvml.nvmlDeviceGetHandleByUUID(name)) for name in names]))
-        values.append(value)
-    return values
 
 
 def mean_of_known(values: Sequence[float]) -> float:
     """The mean of the values that are not NaN; NaN if there is none."""
     known = [value for value in values if not math.isnan(value)]
     return float(np.mean(known)) if known else math.nan
+
+
+def highest_known(values: Sequence[float]) -> float:
+    """The highest of the values that are not NaN; NaN if there is none."""
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+GPU_COLUMNS: dict[str, tuple[Callable[[Any], float], Callable[[Sequence[float]], float]]] = {
+    "gpu_busy_percent": (lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu, mean_of_known),
+    "gpu_memory_gib": (lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / GIB, sum),
+    "gpu_power_watts": (lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, sum),
+    "gpu_temperature_c": (
+        lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
+        highest_known,
+    ),
+}
+"""Name of a column -> how NVML reads it for one GPU, and how the values of several GPUs are combined.
+
+A value that NVML fails to read is NaN. A sum over several GPUs is then NaN too: it would be too small.
+"""
+
+
+def read_gpus(names: Sequence[str]) -> list[float]:
+    """One sample of `GPU_COLUMNS`, over the GPUs and MIG slices with these UUIDs."""
+    return [combine([read_gpu(name, read) for name in names]) for read, combine in GPU_COLUMNS.values()]
+
+
+def read_gpu(name: str, read: Callable[[Any], float]) -> float:
+    """What `read` returns for the GPU or MIG slice with this UUID; NaN if NVML fails."""
+    try:
+        return float(read(nvml.nvmlDeviceGetHandleByUUID(name)))
+    except nvml.NVMLError:
+        return math.nan
 
 
 @contextlib.contextmanager
@@ -48,7 +64,8 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     - `cpu_percent`: CPU use of this process since the last call; 100 is one core
     - `rss_gib`: memory of this process now
 
-    A reading of a GPU that fails is left out of the mean. If all fail, the mean is NaN. No failure stops training.
+    A sample without a value, because NVML fails, is left out of the mean. If all are, the mean is NaN. No failure
+    stops training.
 
     Args:
         devices: the JAX devices in use, whose back end has started.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from jaxrl_atari.envs import THREADS
+from jaxrl_atari.envs import THREADS, threads_variable
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.runtime import jax_config
 from jaxrl_atari.output import counted
@@ -36,7 +36,13 @@ def tune_process() -> tuple[str, ...]:
 
     Returns:
         Lines for the user on what was set.
+
+    Raises:
+        ConfigError: NPROC or JAXRL_ATARI_THREADS has an unusable value.
     """
+    # Both are read again where they count. Here, an unusable value is an error before anything is written.
+    cpu.xla_threads()
+    threads_variable()
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
         return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
     _keep_freed_memory()
@@ -46,7 +52,7 @@ def tune_process() -> tuple[str, ...]:
 def _limit_emulator_threads() -> list[str]:
     """Sets one emulator thread per CPU of a quota, unless the user has chosen. More threads would take turns."""
     cores = cpu.emulator_cores()
-    if cores == cpu.usable_cores() or THREADS in os.environ:
+    if threads_variable() is not None or cores == cpu.usable_cores():
         return []
     os.environ[THREADS] = str(cores)
     cpus = counted(cpu.cpu_quota(), "CPU")
