@@ -298,8 +298,9 @@ class NetworkConfig:
     LSTM of 256 units), or one that your own code has registered (docs/idea.md)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and, unless `conv` is
-    `plain`, on a CPU with AVX512-BF16; else float32. It is the same for every network. Parameters, heads and
-    losses are always float32. On a GPU from Ampere on, `float32` convolutions compute in TF32."""
+    `plain`, on a CPU with AVX512-BF16; else, and where a GPU and a CPU share the work, float32. It is the same for
+    every network. Parameters, heads and losses are always float32. On a GPU from Ampere on, `float32`
+    convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
     """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (matrix products, fast on a
     CPU), or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to rounding."""
