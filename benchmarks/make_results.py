@@ -19,7 +19,6 @@ import numpy as np
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.envs.games import game_under
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.graphs import COLOURS, default_style, finish_returns, new_figure
@@ -111,9 +110,13 @@ def thinned(metrics: str, count: int = CURVE_ROWS) -> str:
 
 
 def session_table(rows: Sequence[Row]) -> str:
-    """Markdown: a row for each session."""
-    header = [name.replace("_", " ") for name in COLUMNS]
-    return markdown_table([header, *(list(row.values()) for row in rows)])
+    """Markdown: a row for each session, under the names of the columns of scores.csv."""
+
+    def cells(row: Row) -> list[str]:
+        scores = {name: score_text(float(row[name])) for name in ("return_ma", "return_mean")}
+        return list((row | scores | {"env_steps": f"{int(row['env_steps']):,}"}).values())
+
+    return markdown_table([[f"`{name}`" for name in COLUMNS], *map(cells, rows)])
 
 
 def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]:
@@ -125,29 +128,31 @@ def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]
 
 
 def game_table(rows: Sequence[Row]) -> str:
-    """Markdown: a row for each game, protocol and weight decay.
+    """Markdown: a row for each game, protocol and weight decay, with a column for each source of a reference.
 
-    It is over the finished sessions or, if there are none, over the one with the most env steps.
+    It is over the finished sessions or, if there are none, over the one with the most env steps. A column without
+    content is left out.
     """
-    table = [["game", "protocol", "sessions", "env steps", "`return_ma`", "interval", "references", "random play"]]
+    found: list[dict[str, str]] = []
     for (game, protocol, weight_decay), sessions in groups(rows, "game", "protocol", "weight_decay").items():
         finished = [row for row in sessions if float(row["env_steps"]) >= ENOUGH * BUDGET]
         shown = finished or [max(sessions, key=lambda row: float(row["env_steps"]))]
         scores = [float(row["return_ma"]) for row in shown]
         known = game_under(game, protocol)
-        references = (f"{each.source.partition(' (')[0]} {score_text(each.score)}" for each in known.references)
-        usual = float(weight_decay) == PPOConfig().weight_decay
-        table.append([
-            game,
-            protocol if usual else f"{protocol}, weight decay {weight_decay}",
-            str(len(shown)),
-            f"{float(shown[0]['env_steps']) / 1e6:.3g}M of {BUDGET / 1e6:.3g}M",
-            score_text(float(np.mean(scores))),
-            interval_text(scores) or "-",
-            "; ".join(references),
-            "-" if known.random is None else score_text(known.random.score),
-        ])  # fmt: skip
-    return markdown_table(table)
+        cells = {
+            "game": game,
+            "protocol": protocol,
+            "weight decay": weight_decay,
+            "sessions": str(len(shown)),
+            "env steps": f"{float(shown[0]['env_steps']) / 1e6:.3g}M of {BUDGET / 1e6:.3g}M",
+            "`return_ma`": score_text(float(np.mean(scores))),
+            "interval": interval_text(scores),
+            "random play": score_text(known.random.score) if known.random else "",
+        }
+        references = {each.source.partition(" (")[0]: score_text(each.score) for each in known.references}
+        found.append(cells | references)
+    header = dict.fromkeys(["game", *(name for cells in found for name, text in cells.items() if text)])
+    return markdown_table([[*header], *([cells.get(name) or "-" for name in header] for cells in found)])
 
 
 def replace_table(page: Path, table: str) -> None:
