@@ -64,7 +64,7 @@ def make_groups(
             first_env=first_env,
             num_threads=env.num_threads,
             rules=env.rules,
-            anchor_steps=anchor_steps(env) if jax.process_count() == 1 else 0,
+            anchor_steps=anchor_steps(env) if env.records_games and jax.process_count() == 1 else 0,
             first_step=first_step,
             gymnasium=env.gymnasium,
         )  # fmt: skip

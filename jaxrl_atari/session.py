@@ -381,7 +381,9 @@ def make_evaluator(
     """The evaluator of a session, with the network in the form that suits its device. See `Evaluator`."""
     device = placement.evaluator
     network = make_network(config.network, num_actions, device_class(device))
-    return Evaluator(config, seed, network, num_actions, device, session_dir, outputs.message, outputs.evaluation)
+    return Evaluator(
+        config, seed, network, num_actions, device, session_dir, say=outputs.message, write=outputs.evaluation
+    )
 
 
 def place_session(config: Config) -> Placement:

@@ -119,6 +119,8 @@ def test_returns_are_those_of_the_emulator(policy):
     )
     expected = ale_games(5, num_envs=2, quota=2, max_frames=2400, action=5)
     assert sorted((game.episode_return, game.length) for game in result.games) == sorted(expected)
+    first = [next(game for game in result.games if game.env == env) for env in (0, 1)]
+    assert [game.step for game in first] == [game.length - 1 for game in first]  # steps count from 0
     returns = [game_return for game_return, _ in expected]
     assert min(returns) > 0, "no score: this test tests little"
     assert len(set(expected)) > 1, "all games alike: this test tests little"
@@ -328,8 +330,8 @@ def test_sampled_actions_score_what_an_evaluation_does(policy):
     observation, _ = env.reset(seed=4)
     next(played)
     for _ in range(30):
-        step, actions = next(played)
-        observation, reward, *_ = env.step(actions[0])
+        step, decision = next(played)
+        observation, reward, *_ = env.step(decision.actions[0])
         np.testing.assert_array_equal(observation[..., 3], step.frame[0])
         assert reward == step.reward[0]
 
@@ -417,6 +419,7 @@ def test_video_shows_the_game(policy, tmp_path, monkeypatch):
     said, frames = read_video(tmp_path / "lr:3e-4.mp4")
     assert re.search(r"Video: h264 .*yuv420p\b.* 480x630\b.* 15 fps", said)
     assert len(frames) == game.length + 1  # with the one before the first step
+    assert game.step == game.length - 1
     pool = AlePool("Qbert", env_seeds(3, 1), 0, PROTOCOLS["classic"]._replace(max_frames=2400), colour=True)
     step = pool.reset()
     for t in range(60):

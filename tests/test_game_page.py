@@ -15,6 +15,7 @@ from sample_runs import FEW_COLUMNS, table, write_run
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
+from jaxrl_atari.evaluate.policy import Decision
 from jaxrl_atari.networks import Outputs
 from jaxrl_atari.report.page import write_report
 
@@ -29,11 +30,11 @@ def page(tmp_path):
     source = f"testsrc=size=160x210:rate=15:duration={(STEPS + 1) / 15}"
     subprocess.run([*command, "-i", source, "-pix_fmt", "yuv420p", "-c:v", "libx264", video], check=True)
     game = WatchedGame(["NOOP", "<FIRE>"], 15)
-    for step in range(STEPS):
-        game.rewards.append(float(step == 45))
-        outputs = Outputs(jnp.array([[0.0, np.log(3.0)]]), jnp.array([float(step)]))
-        game.decided(np.array([step % 2]), outputs)
-    game.rewards.append(0.0)
+    game.add(SimpleNamespace(reward=[0.0]), None)
+    for number in range(STEPS):
+        outputs = Outputs(jnp.array([[0.0, np.log(3.0)]]), jnp.array([float(number)]))
+        step = SimpleNamespace(reward=[float(number == 44)])  # of frame 45
+        game.add(step, Decision(np.array([number % 2]), outputs))
     policy = SimpleNamespace(config=Config(env=EnvConfig(game="Pong")), env_steps=1_000)
     path = tmp_path / "game.html"
     write_game_page(path, video, game, policy, seed=3, greedy=False)

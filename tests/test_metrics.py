@@ -129,14 +129,15 @@ def test_trial_aggregation(tmp_path):
 
 
 def test_numbers_have_one_notation_and_few_sessions_no_interval():
-    numbers = (14482.4, 21.0, 1.444, -0.001, 0.00272, None)
-    assert [score_text(number) for number in numbers] == ["14,482", "21", "1.44", "0", "0", "-"]
+    numbers = (14482.4, 999.996, 21.0, 1.444, -0.001, 0.00272, None)
+    assert [score_text(number) for number in numbers] == ["14,482", "1,000", "21", "1.44", "0", "0", "-"]
     assert [interval_text(scores) for scores in ([], [1.0], [1.0, 2.5])] == ["", "", "2 sessions: 1 and 2.50"]
-    small = (0.00034324115020458297, 0.0001, 2048.0, 0.95, 1e-8, 0, 12.345)
+    small = (0.00034324115020458297, 0.0001, 2048.0, 999.6, 0.95, 1e-8, 0, 12.345)
     assert [number_text(number) for number in small] == [
         "0.000343",
         "0.0001",
         "2,048",
+        "1,000",
         "0.95",
         "1e-08",
         "0",

@@ -185,7 +185,7 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         JSON values:
 
         - `figures`: name -> its `spread` over the repeats
-        - `peak_rss_gib`: of training
+        - `peak_rss_gib`: of the start: compilation and the first iterations of training
         - `start_seconds`: the time until the first repeat, with compilation
         - `devices`: the devices and the arithmetic, as text
     """

@@ -104,11 +104,11 @@ class FilmedAlePool(AlePool):
         return super()._reseed(envs, seeds)
 
     def _send(self, actions: np.ndarray) -> None:
-        self._colour.send(actions)
+        self._colour._send(actions)
         super()._send(actions)
 
     def _recv(self) -> RawStep:
-        self._screens = self._colour.recv().frame
+        self._screens = self._colour._recv().frame
         return super()._recv()
 
     def screen(self) -> np.ndarray:

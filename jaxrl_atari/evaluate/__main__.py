@@ -51,7 +51,8 @@ class Options(WithImports):
     """Plays full games with a checkpoint and reports their raw scores."""
 
     run_dir: tyro.conf.Positional[Path]
-    """Directory of a run (data/NAME_TIMESTAMP) or of one of its sessions (data/NAME_TIMESTAMP/session_0)."""
+    """Directory of a run (data/NAME_TIMESTAMP) or, without `--sessions all`, of one of its sessions
+    (data/NAME_TIMESTAMP/session_0)."""
     checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
     """`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."""
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
@@ -102,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     files = ResultFiles()
     results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
     if every_session:
-        _summarise(run_dir, results, options, files)
+        _summarise(run_dir, results, _settings(policies[-1], options), options.seed, files)
     elif options.checkpoint == "best":
         advice = "to quote a score, use --sessions all --checkpoint latest"
         say(f"note: the best checkpoint is an optimistic pick; {advice}")
@@ -152,18 +153,9 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
     )
     values = {
         "session": session_dir.name,
-        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
-        "game": env.game_name,
-        "protocol": env.resolved_protocol,
-        "backend": env.backend,
+        **_settings(policy, options),
         "env_steps": policy.env_steps,
-        "checkpoint": options.checkpoint,
-        "greedy": options.greedy,
         "seed": seed,
-        "num_envs": options.num_envs,
-        "device": policy.device.device_kind,
-        "compute_dtype": policy.network.dtype.name,
-        "episodes": options.episodes,
         "mean": result.mean,
         "std": result.std,
         "cut_off": result.num_truncated,
@@ -176,6 +168,23 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
     if options.video:
         _record(policy, path, seed, options.greedy, files)
     return values
+
+
+def _settings(policy: Policy, options: Options) -> dict[str, Any]:
+    """How games are played: the values that the evaluations of all sessions of a run share, and the date."""
+    env = policy.config.env
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+        "game": env.game_name,
+        "protocol": env.resolved_protocol,
+        "backend": env.backend,
+        "checkpoint": options.checkpoint,
+        "greedy": options.greedy,
+        "num_envs": options.num_envs,
+        "device": policy.device.device_kind,
+        "compute_dtype": policy.network.dtype.name,
+        "episodes": options.episodes,
+    }
 
 
 def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: ResultFiles) -> None:
@@ -199,36 +208,26 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
         say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
 
 
-SHARED = (
-    "date",
-    "game",
-    "protocol",
-    "backend",
-    "checkpoint",
-    "greedy",
-    "num_envs",
-    "device",
-    "compute_dtype",
-    "episodes",
-)
-"""Values of the summary that are taken from the last session: its `date`, and what all sessions share."""
-
-
-def _summarise(run_dir: Path, results: list[dict[str, Any]], options: Options, files: ResultFiles) -> None:
+def _summarise(
+    run_dir: Path, results: list[dict[str, Any]], settings: dict[str, Any], seed: int, files: ResultFiles
+) -> None:
     """Prints the mean over sessions with its interval, and saves it in evaluation.json with all returns.
 
     Args:
         results: the result of `_evaluate` for each session.
+        settings: see `_settings`.
+        seed: seed of the first session.
     """
     means = [result["mean"] for result in results]
     mean = sum(means) / len(means)
-    say(f"\n{counted(len(means), 'session')}, checkpoint {options.checkpoint}, {options.episodes} games each")
+    games = f"{settings['episodes']} games each"
+    say(f"\n{counted(len(means), 'session')}, checkpoint {settings['checkpoint']}, {games}")
     for result in results:
         say(f"{result['session']:>12} {result['mean']:>12,.1f}")
     say(f"{'mean':>12} {mean:>12,.1f}   {interval_text(means)}")
     summary = {
-        **{name: results[-1][name] for name in SHARED},
-        "seed": options.seed,
+        **settings,
+        "seed": seed,
         "sessions": [result["session"] for result in results],
         "env_steps": [result["env_steps"] for result in results],
         "mean": mean,

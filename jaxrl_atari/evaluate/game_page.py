@@ -10,8 +10,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.networks import Outputs
+from jaxrl_atari.envs import EnvStep
+from jaxrl_atari.evaluate.policy import Decision, Policy
 from jaxrl_atari.report.evaluations import GAME_TEMPLATE
 from jaxrl_atari.runs.files import write_file
 
@@ -34,13 +34,16 @@ class WatchedGame:
         self.probabilities: list[np.ndarray] = []  # for each decision, float32 [A]
         self.chosen: list[int] = []  # for each decision, the index of the action
 
-    def decided(self, actions: np.ndarray, outputs: Outputs) -> None:
-        """Adds the decision of environment 0."""
-        logits, value = jax.device_get((outputs.logits[0], outputs.value[0]))
+    def add(self, step: EnvStep, decision: Decision | None) -> None:
+        """Adds a step of environment 0, and the decision that led to it; None at the start of the game."""
+        self.rewards.append(float(step.reward[0]))
+        if decision is None:
+            return
+        logits, value = jax.device_get((decision.outputs.logits[0], decision.outputs.value[0]))
         weights = np.exp(logits - logits.max())
         self.probabilities.append(weights / weights.sum())
         self.values.append(float(value))
-        self.chosen.append(int(actions[0]))
+        self.chosen.append(int(decision.actions[0]))
 
 
 def write_game_page(path: Path, video: Path, record: WatchedGame, policy: Policy, seed: int, greedy: bool) -> None:

@@ -21,11 +21,10 @@ from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.pool import FRAME_SKIP
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
-from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.evaluate.policy import Decision, Policy
 from jaxrl_atari.evaluate.pools import make_evaluation_pool
 from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
 from jaxrl_atari.keys import EVALUATION_STREAM, new_key
-from jaxrl_atari.networks import Outputs
 
 SECONDS_BETWEEN_LINES = 30
 SECONDS_BETWEEN_VIDEO_LINES = 10
@@ -82,8 +81,7 @@ def play(
     pool: EnvPool,
     seed: int,
     greedy: bool,
-    decided: Callable[[np.ndarray, Outputs], object] = lambda actions, outputs: None,
-) -> Iterator[tuple[EnvStep, np.ndarray | None]]:
+) -> Iterator[tuple[EnvStep, Decision | None]]:
     """Plays game after game in every environment of a pool.
 
     Args:
@@ -91,25 +89,23 @@ def play(
         pool: a pool before its first step.
         seed: seed of the actions.
         greedy: take the most probable action instead of sampling.
-        decided: receives the actions of each step, and the outputs of the network.
 
     Yields:
-        Each step, with the actions that led to it. At the start, the actions are None.
+        The start of the games, with None; then each step, with the decision that led to it.
     """
     window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
     with jax.default_device(policy.device):  # keeps an evaluation on the CPU off a GPU that trains
         key = jax.random.fold_in(new_key(seed), EVALUATION_STREAM)
         carry = policy.initial_carry(pool.num_envs)
     step = pool.reset()
-    actions = None
+    decision = None
     for number in itertools.count():
-        yield step, actions
+        yield step, decision
         with jax.default_device(policy.device):
             window, age, stacks = push_frame(window, age, step.frame, step.first)
-            actions, outputs = policy.decide(stacks, step.first, carry, jax.random.fold_in(key, number), greedy)
-            carry = outputs.carry
-            decided(actions, outputs)
-        step = pool.step(actions)
+            decision = policy.decide(stacks, step.first, carry, jax.random.fold_in(key, number), greedy)
+            carry = decision.outputs.carry
+        step = pool.step(decision.actions)
 
 
 def run_evaluation(
@@ -150,7 +146,7 @@ def run_evaluation(
     games = []
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     with contextlib.closing(make_evaluation_pool(env, len(quota), seed)) as pool:
-        for number, (step, _) in enumerate(play(policy, pool, seed, greedy)):
+        for number, (step, _) in enumerate(play(policy, pool, seed, greedy), start=-1):  # -1: the start
             if cancelled():
                 raise CancelledError
             for game in counter.count(step, number):
@@ -252,20 +248,20 @@ def record_video(
     next_line_at = time.monotonic() + SECONDS_BETWEEN_VIDEO_LINES
     with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed, screens=True)) as pool:
         record = WatchedGame(pool.action_names, pool.steps_per_second)
-        steps = play(policy, pool, seed, greedy, record.decided)
-        step, _ = next(steps)
+        steps = enumerate(play(policy, pool, seed, greedy), start=-1)  # -1: the start of the game
+        number, (step, decision) = next(steps)
         with _video_writer(path, pool.screen().shape, pool.steps_per_second) as write:
             while True:
                 write(pool.screen())
-                record.rewards.append(float(step.reward[0]))
-                games = counter.count(step)
+                record.add(step, decision)
+                games = counter.count(step, number)
                 if games:
                     break
                 if time.monotonic() > next_line_at:
                     next_line_at += SECONDS_BETWEEN_VIDEO_LINES
                     score, length = counter.in_progress[0]
                     say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
-                step, _ = next(steps)
+                number, (step, decision) = next(steps)
     if page is not None:
-        write_game_page(Path(page), path, record, policy, seed, greedy)
+        write_game_page(Path(page).expanduser(), path, record, policy, seed, greedy)
     return games[0]

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,13 @@ from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, se
 from jaxrl_atari.session_arrays import abstract_params
 
 _log = logging.getLogger(__name__)
+
+
+class Decision(NamedTuple):
+    """What a policy has decided for n environments."""
+
+    actions: np.ndarray  # int32 [n]
+    outputs: Outputs  # of the network, which the actions were chosen from
 
 
 @partial(jax.jit, static_argnames=("network", "greedy"))
@@ -123,7 +130,7 @@ class Policy:
         carry: Any,
         key: jax.Array | None = None,
         greedy: bool = False,
-    ) -> tuple[np.ndarray, Outputs]:
+    ) -> Decision:
         """Like `step`, but returns all outputs of the network (logits, value, memory) with the actions."""
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (FRAME_SIZE, FRAME_SIZE, STACK):
             raise ValueError(
@@ -138,7 +145,7 @@ class Policy:
         actions, outputs = choose_actions(
             self.network, self.params, Observation(*inputs), jax.device_put(key, self.device), greedy
         )
-        return jax.device_get(actions), outputs
+        return Decision(jax.device_get(actions), outputs)
 
 
 def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, num_actions: int) -> Policy:
@@ -153,7 +160,8 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
 
     Args:
         run_dir: directory of a trial, or of the session itself.
-        session: number of the session in the trial; None: the session with the highest score at a checkpoint.
+        session: number of the session in the trial; None: the session whose checkpoints have the highest mean
+            return of 100 games.
 
     Raises:
         UserError: the directory holds no run.
@@ -165,14 +173,14 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
         return path
     sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
     with_checkpoints = [path for path in sessions if checkpoint_env_steps(path)]
-    return max(with_checkpoints, key=_best_score, default=sessions[0])
+    return max(with_checkpoints, key=_best_return_mean, default=sessions[0])
 
 
-def _best_score(directory: Path) -> float:
-    """The highest score at a checkpoint of a session; -inf if no game had ended."""
+def _best_return_mean(directory: Path) -> float:
+    """The highest `return_mean` at a checkpoint of a session; -inf if no game had ended."""
     checkpoints = Checkpoints(directory)
-    score = checkpoints.read_meta(checkpoints.best_env_steps() or 0)["score"]
-    return -np.inf if score is None else score
+    return_mean = checkpoints.read_meta(checkpoints.best_env_steps() or 0)["score"]
+    return -np.inf if return_mean is None else return_mean
 
 
 def load_policy(

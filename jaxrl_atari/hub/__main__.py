@@ -13,7 +13,7 @@ A repository has the layout of a run directory:
 
 `pull` downloads a repository into a run directory, for `evaluate`, `verify`, `plots` and, with the latest
 checkpoints, `train --resume`. `pack` writes the files of a push to a folder, without the Hub. `push` and `pull`
-use HF_TOKEN and HF_ENDPOINT. A run with a network of the user's own needs `--import FILE`, as in every command.
+use HF_TOKEN and HF_ENDPOINT. If the network is the user's own, `push` and `pack` need `--import FILE`.
 """
 
 import contextlib

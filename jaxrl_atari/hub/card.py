@@ -29,7 +29,8 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
 
     config = run.config
     summary = trial_summary(run)
-    score = " +/- ".join(f"{summary[name]:.2f}" for name in ("score", "score_std") if summary[name] is not None)
+    known = [value for value in (summary["score"], summary["score_std"]) if value is not None]
+    score = " +/- ".join(f"{value:.2f}" for value in known)
     environment = ENVIRONMENTS.get(run.protocol, f"{{}} ({run.protocol})").format(run.game.name)
     is_atari = config.env.atari_game is not None
     task = "reinforcement-learning"

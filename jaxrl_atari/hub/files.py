@@ -11,8 +11,13 @@ from jaxrl_atari.report.evaluations import written_at
 from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.layout import (
+    ACTIONS_FOLDER,
+    CODE_FOLDER,
     CONFIG_FILE,
     DIGESTS_FILE,
+    EVALUATIONS_FILE,
+    GRAPHS_FOLDER,
+    METRICS_FILE,
     STOPPED_FILE,
     TRIAL_FILE,
     VERIFIED_FILE,
@@ -28,11 +33,12 @@ FILES = (
     TRIAL_FILE,
     STOPPED_FILE,
     VERIFIED_FILE,
-    "metrics.csv",
-    "evaluation*",
-    "graphs/*",
-    "actions/*",
-    "code/*",
+    METRICS_FILE,
+    EVALUATIONS_FILE,
+    "evaluation*.json",
+    f"{GRAPHS_FOLDER}/*",
+    f"{ACTIONS_FOLDER}/*",
+    f"{CODE_FOLDER}/*",
     "replay.mp4",
 )
 """Files of a run and of its sessions that are pushed along with the checkpoints."""

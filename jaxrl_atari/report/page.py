@@ -36,8 +36,8 @@ from jaxrl_atari.report.graphs import (
 from jaxrl_atari.report.search_graphs import update_graphs
 from jaxrl_atari.report.searches import search_facts, trial_rows
 from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.suites import EXPLANATION, read_suite, result_values, text_rows
-from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.report.suites import EXPLANATION, Suite, read_suite, result_values, text_rows
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.journal import read_study
@@ -77,13 +77,13 @@ def write_report(directory: Path) -> Path:
 
     if is_suite(directory):
         kind = "suite"
-        values = _prepare_suite(directory)
+        values = _suite_values(directory)
     elif is_search(directory):
         kind = "search"
-        values = _prepare_search(directory)
+        values = _search_values(directory)
     else:
         kind = "run"
-        values = _prepare_run(directory)
+        values = _run_values(directory)
     environment = Environment(
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
@@ -132,16 +132,21 @@ def _changes(resumed: Any) -> list[tuple[str, str]]:
     return rows
 
 
-def _prepare_run(run_dir: Path) -> dict[str, Any]:
-    """Draws outdated graphs, and returns the values of run.html."""
-    run = read_run(run_dir)
+def _update_run_graphs(run: Run) -> list[Path]:
+    """Draws the graphs of a run if they are outdated, and returns those of the report."""
     graphs = [
-        run_dir / GRAPHS_FOLDER / "trial.svg",
+        run.path / GRAPHS_FOLDER / "trial.svg",
         *(path / GRAPHS_FOLDER / "session.svg" for path in run.tables),
     ]
     source = digest_of_run(run)
     if not all(is_drawn(graph, source) for graph in graphs):
         plot_run(run)
+    return graphs
+
+
+def _run_values(run_dir: Path) -> dict[str, Any]:
+    """The values of run.html. Outdated graphs are drawn."""
+    run = read_run(run_dir)
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
     video = max(videos, key=written_at, default=None)
     verified = {}
@@ -153,7 +158,7 @@ def _prepare_run(run_dir: Path) -> dict[str, Any]:
         "run": run,
         "summary": trial_summary(run),
         "mean_env_steps": float(np.mean([table["env_steps"][-1] for table in run.tables.values()])),
-        "graphs": graphs,
+        "graphs": _update_run_graphs(run),
         "evaluations": [
             evaluation for directory in (run_dir, *run.tables) for evaluation in evaluations(directory)
         ],
@@ -182,38 +187,44 @@ def _read_game_page(video: Path) -> GamePage | None:
     return GamePage(content, f"sha256-{digest}")
 
 
-def _prepare_suite(suite_dir: Path) -> dict[str, Any]:
-    """Draws graphs, writes the reports of the runs, and returns the values of suite.html."""
-    suite = read_suite(suite_dir)
-    links = _write_runs(suite_dir, suite.runs)
-    directory = suite_dir / GRAPHS_FOLDER
+def _update_suite_graphs(suite: Suite, aggregates: Mapping[str, Any]) -> list[Path]:
+    """Draws the graphs of a suite that are outdated, and returns those of the report.
+
+    Args:
+        aggregates: those of `result_values`.
+    """
+    directory = suite.path / GRAPHS_FOLDER
     graphs = []
-    written = suite_dir / RESULTS_FILE
-    table = result_values(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
-    if table["aggregates"]:
-        profiles = {suite_dir.absolute().name: table["aggregates"]}
-        graph = directory / "suites.svg"
-        graphs.append(graph)
-        if not is_drawn(graph, digest_of(profiles)):
+    if aggregates:
+        profiles = {suite.path.absolute().name: aggregates}
+        graphs.append(directory / "suites.svg")
+        if not is_drawn(graphs[-1], digest_of(profiles)):
             plot_profiles(profiles, directory)
     if suite.runs:
-        comparison = directory / "comparison.svg"
-        graphs.append(comparison)
         runs = [*suite.runs.items()]
-        if not is_drawn(comparison, digest_of_runs(runs)):
+        graphs.append(directory / "comparison.svg")
+        if not is_drawn(graphs[-1], digest_of_runs(runs)):
             plot_comparison(runs, directory)
+    return graphs
+
+
+def _suite_values(suite_dir: Path) -> dict[str, Any]:
+    """The values of suite.html. Outdated graphs are drawn, and the reports of the runs are written."""
+    suite = read_suite(suite_dir)
+    written = suite_dir / RESULTS_FILE
+    table = result_values(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
     return _settings(suite.config, suite.description) | {
         "games": text_rows(table["games"]),
         "explanation": EXPLANATION.replace("`", ""),
-        "links": links,
+        "links": _write_runs(suite_dir, suite.runs),
         "aggregates": statistics_rows(table["aggregates"], "complete games"),
         "intervals": [*missing_intervals(table["aggregates"]), INTERVALS],
-        "graphs": graphs,
+        "graphs": _update_suite_graphs(suite, table["aggregates"]),
     }
 
 
-def _prepare_search(search_dir: Path) -> dict[str, Any]:
-    """Draws outdated graphs, writes the reports of the trials, and returns the values of search.html."""
+def _search_values(search_dir: Path) -> dict[str, Any]:
+    """The values of search.html. Outdated graphs are drawn, and the reports of the trials are written."""
     config = read_config(search_dir, SEARCH_FILE)
     description = read_json(search_dir / SEARCH_FILE)
     trials = trial_rows(search_dir)

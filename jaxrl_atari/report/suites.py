@@ -19,7 +19,7 @@ from jaxrl_atari.report.aggregates import (
     write_rliable,
 )
 from jaxrl_atari.report.statistics import INTERVALS
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_json, write_file, write_json
@@ -63,7 +63,7 @@ class Suite(NamedTuple):
     description: dict[str, Any]  # the content of suite.json
     games: list[str]  # the games of suite.json that ALE has
     runs: dict[str, Run]  # game -> its run, for games that have a log point
-    summaries: dict[str, dict[str, Any]]  # game -> the `trial_summary` of its run
+    summaries: dict[str, TrialSummary]  # game -> the summary of its run
     damaged: dict[str, str]  # game -> why its log points cannot be read
 
     def scores(self) -> dict[str, list[float]]:
@@ -115,9 +115,12 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
         if game in suite.runs:
             run = suite.runs[game]
             summary = suite.summaries[game]
-            row |= {name: summary[name] for name in GAME_COLUMNS if name in summary}
             row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
             row |= {
+                "score": summary["score"],
+                "score_std": summary["score_std"],
+                "reference_normalised_score": summary["reference_normalised_score"],
+                "human_normalised_score": summary["human_normalised_score"],
                 "gae_lambda": run.config.resolved_gae_lambda,
                 "sessions": len(summary["sessions"]),
                 "env_steps": summary["mean"]["env_steps"],

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -135,18 +135,39 @@ def choose_members(run: Run) -> Members:
     return Members(tables, left_out, float(common))
 
 
-def trial_summary(run: Run) -> dict[str, Any]:
-    """The metrics of a trial over its `Run.members`, ready for JSON. An unknown value is None.
+class TrialSummary(TypedDict):
+    """The metrics of a trial over its `Run.members`: the content of trial.json. An unknown value is None."""
 
-    - `score`: mean of `session_scores`, the final `return_ma` of the members that have finished a game.
-      `return_ma`: its definition.
-    - `sessions`: the metrics of each member. `left_out`: the other sessions, and why they do not count.
-    - `mean`, `std`: mean and sample standard deviation of each metric over the members. `std` is None for a single
-      value. `consistency` is over the log points at which every member has a finished game.
-    - `common_env_steps`: where the log points of unfinished members are cut; None if they have finished.
-    - `complete`: whether every session has finished. `stopped`: env steps and reason of the sessions that `stop`
-      of `run_training` has ended.
-    - `comparison_note`: why there are no reference scores.
+    name: str
+    game: str
+    protocol: str
+    gae_lambda: float
+    dialect: str
+    comparison_note: str | None  # why there are no reference scores
+    return_ma: str  # its definition
+    seed: int
+    planned_sessions: int
+    planned_env_steps: int
+    complete: bool  # whether every session has finished
+    stopped: dict[str, dict[str, Any]]  # session that `stop` of `run_training` has ended -> `env_steps`, `reason`
+    common_env_steps: float | None  # where the log points of unfinished members are cut; None once they finished
+    score: float | None  # mean of `session_scores`
+    session_scores: list[float]  # the final `return_ma` of each member that has finished a game
+    score_std: float | None  # None for a single score
+    score_interval: tuple[float, float] | None
+    references: list[dict[str, Any]]  # the fields of each `Reference` that is shown beside the score
+    reference_normalised_score: float | None
+    human_normalised_score: float | None
+    mean: dict[str, float | None]  # metric -> mean over the members
+    std: dict[str, float | None]  # metric -> sample standard deviation over the members
+    sessions: list[dict[str, Any]]  # of each member: `session`, `seed` and its metrics
+    left_out: list[dict[str, str]]  # each other `session`, and the `reason` why it does not count
+
+
+def trial_summary(run: Run) -> TrialSummary:
+    """The summary of a trial.
+
+    Its `consistency` is over the log points at which every member has a finished game.
     """
     config = run.config
     game = run.game
@@ -164,29 +185,29 @@ def trial_summary(run: Run) -> dict[str, Any]:
         _, returns = align_sessions(list(members.tables.values()), "return_mean")
         shared = returns[:, np.isfinite(returns).all(axis=0)]
         means["consistency"] = known_float(consistency(shared - random_score(game)))
-    return {
-        "name": config.name,
-        "game": game.name,
-        "protocol": run.protocol,
-        "gae_lambda": config.resolved_gae_lambda,
-        "dialect": dialect_text(config),
-        "comparison_note": comparison_note(run.protocol),
-        "return_ma": run.return_ma_definition,
-        "seed": config.seed,
-        "planned_sessions": config.sessions,
-        "planned_env_steps": config.total_env_steps,
-        "complete": run.is_complete(),
-        "stopped": run.stopped,
-        "common_env_steps": members.env_steps,
-        "score": score,
-        "session_scores": scores,
-        "score_std": stds["final_return_ma"],
-        "score_interval": score_interval(scores),
-        "references": [reference._asdict() for reference in game.shown_references],
-        "reference_normalised_score": reference_normalised(score, game),
-        "human_normalised_score": human_normalised(score, game),
-        "mean": means,
-        "std": stds,
-        "sessions": sessions,
-        "left_out": [{"session": path.name, "reason": why} for path, why in members.left_out.items()],
-    }
+    return TrialSummary(
+        name=config.name,
+        game=game.name,
+        protocol=run.protocol,
+        gae_lambda=config.resolved_gae_lambda,
+        dialect=dialect_text(config),
+        comparison_note=comparison_note(run.protocol),
+        return_ma=run.return_ma_definition,
+        seed=config.seed,
+        planned_sessions=config.sessions,
+        planned_env_steps=config.total_env_steps,
+        complete=run.is_complete(),
+        stopped=run.stopped,
+        common_env_steps=members.env_steps,
+        score=score,
+        session_scores=scores,
+        score_std=stds["final_return_ma"],
+        score_interval=score_interval(scores),
+        references=[reference._asdict() for reference in game.shown_references],
+        reference_normalised_score=reference_normalised(score, game),
+        human_normalised_score=human_normalised(score, game),
+        mean=means,
+        std=stds,
+        sessions=sessions,
+        left_out=[{"session": path.name, "reason": why} for path, why in members.left_out.items()],
+    )

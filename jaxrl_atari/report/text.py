@@ -1,10 +1,10 @@
 """Numbers, scores and the summary of a trial as text, for terminals, Markdown and the templates of reports.
 
-A `summary` is the content of trial.json, as `summary.trial_summary` returns it.
+A `summary` is that of a trial (`summary.TrialSummary`).
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,20 +12,26 @@ from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import SESSION_METRICS, TABLE_SCALES
 from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
 
+if TYPE_CHECKING:
+    from jaxrl_atari.report.summary import TrialSummary
+
 
 def score_text(value: float | None) -> str:
     """A score as text, such as 14,482, 1.44 or 21; `-` for None."""
     if value is None:
         return "-"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
     rounded = round(value, 2) + 0.0  # the sum turns -0.0 into 0.0
+    if abs(rounded) >= 1000:
+        return f"{value:,.0f}"
     return f"{rounded:.2f}".removesuffix(".00")
 
 
 def number_text(value: float) -> str:
-    """A number of any size as text, with three significant digits: 0.000343, 0.95, 2,048, 1e-08."""
-    if value == 0 or abs(value) >= 1000:
+    """A number of any size as text: 0.000343, 0.95, 2,048, 1e-08.
+
+    It has three significant digits, and all digits before the point.
+    """
+    if value == 0 or abs(value) >= 999.5:  # from there on, three digits would round to 1000
         return f"{value:,.0f}"
     if abs(value) < 1e-6:
         return f"{value:.3g}"
@@ -40,7 +46,7 @@ def interval_text(scores: Sequence[float]) -> str:
     return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""
 
 
-def left_out_text(summary: Mapping[str, Any]) -> str:
+def left_out_text(summary: "TrialSummary") -> str:
     """The sessions left out and why, and where unfinished ones are compared; empty if all have finished."""
     parts = []
     if summary["left_out"]:
@@ -53,14 +59,14 @@ def left_out_text(summary: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def sessions_text(summary: Mapping[str, Any]) -> str:
+def sessions_text(summary: "TrialSummary") -> str:
     """The number of sessions that count, as text: `4 sessions`, or `3 of 4 sessions` if one is left out."""
     members = len(summary["sessions"])
     every = members + len(summary["left_out"])
     return counted(members, "session") if members == every else f"{members} of {counted(every, 'session')}"
 
 
-def own_settings(summary: Mapping[str, Any]) -> str:
+def own_settings(summary: "TrialSummary") -> str:
     """The settings of a run as they are shown beside reference scores, which may have been made with others.
 
     An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
@@ -69,7 +75,7 @@ def own_settings(summary: Mapping[str, Any]) -> str:
     return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:.2f}, dialect {summary['dialect']}"
 
 
-def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
+def reference_rows(summary: "TrialSummary") -> list[list[str]]:
     """Rows (source, score): the run's own score, the reference scores, and the run's normalised scores.
 
     A source names its protocol, env steps and lambda, so that readers see the differences. Empty without
@@ -83,16 +89,14 @@ def reference_rows(summary: dict[str, Any]) -> list[list[str]]:
         if each["std"]:
             text += f" ± {score_text(each['std'])}"
         rows.append([each["source"], text])
-    formulas = {
-        "reference_normalised_score": "(score - random) / (first reference - random)",
-        "human_normalised_score": "(score - random) / (human - random), both as in DQN Zoo",
+    normalised = {
+        "(score - random) / (first reference - random)": summary["reference_normalised_score"],
+        "(score - random) / (human - random), both as in DQN Zoo": summary["human_normalised_score"],
     }
-    return rows + [
-        [text, score_text(summary[name])] for name, text in formulas.items() if summary[name] is not None
-    ]
+    return rows + [[formula, score_text(value)] for formula, value in normalised.items() if value is not None]
 
 
-def metric_rows(summary: dict[str, Any]) -> list[list[str]]:
+def metric_rows(summary: "TrialSummary") -> list[list[str]]:
     """The table of the known metrics, the score first.
 
     The header is followed by rows with a title, mean and std over the sessions, and the value of each session.
@@ -121,12 +125,8 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def summary_table(summary: dict[str, Any]) -> str:
-    """The text printed at the end of a trial: the table of metrics, notes, and reference scores.
-
-    Args:
-        summary: the content of trial.json, as `trial_summary` returns it.
-    """
+def summary_table(summary: "TrialSummary") -> str:
+    """The text printed at the end of a trial: the table of metrics, notes, and reference scores."""
     budget = f"{summary['planned_env_steps']:,} env steps each"
     settings = f"protocol {summary['protocol']}, {sessions_text(summary)}, {budget}"
     heading = f"{summary['name']}: {summary['game']}, {settings}"

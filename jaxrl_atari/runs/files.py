@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,12 @@ def _written_beside(path: Path, content: str | bytes) -> Iterator[Path]:
             partial.unlink()
 
 
-def write_json(path: Path, values: dict[str, Any]) -> None:
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically. Raises `ValueError` for NaN and infinities, which JSON does not have."""
     write_file(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
 
 
-def try_write_json(path: Path, values: dict[str, Any]) -> str:
+def try_write_json(path: Path, values: Mapping[str, Any]) -> str:
     """Writes a JSON file, and returns why it could not be written instead of raising an error.
 
     It is for figures that have been printed already.

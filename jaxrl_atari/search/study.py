@@ -100,4 +100,6 @@ def trial_progress(run_dir: Path) -> tuple[float | None, int]:
         raise
     except UserError:  # the trial has not started, or has no log point
         return None, 0
-    return summary["score"], round(summary["mean"]["env_steps"])
+    env_steps = summary["mean"]["env_steps"]
+    assert env_steps is not None  # every log point has it
+    return summary["score"], round(env_steps)

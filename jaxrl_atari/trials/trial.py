@@ -15,7 +15,7 @@ from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.output import say, say_changes
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
@@ -33,9 +33,9 @@ class TrainingResult(NamedTuple):
 
     run_dir: Path
     """The run directory."""
-    summary: dict[str, Any]
-    """The content of trial.json: `score`, `session_scores`, `complete`, `mean` and others. Empty in the followers
-    of `devices.distributed`."""
+    summary: Mapping[str, Any]
+    """The `TrialSummary`, as in trial.json: `score`, `session_scores`, `complete`, `mean` and others. Empty in the
+    followers of `devices.distributed`."""
 
 
 def run_training(
@@ -121,7 +121,7 @@ def run_training(
     summary = _summarise(config, run_dir, bool(failures))
     _raise_failures(config, run_dir, failures)
     distributed.wait_for_all()
-    return TrainingResult(run_dir, summary)
+    return TrainingResult(run_dir, summary or {})
 
 
 def _require_trainable(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None:
@@ -208,8 +208,8 @@ def _choose_launcher(
     return partial(run_here, raises=raises), partial(train_job, writers=writers, stop=stop)
 
 
-def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
-    """Prints the summary of a trial, then saves it and writes the report. Empty if no session has a log point.
+def _summarise(config: Config, run_dir: Path, failed: bool) -> TrialSummary | None:
+    """Prints the summary of a trial, then saves it and writes the report. None if no session has a log point.
 
     Args:
         failed: whether a session has failed. If none has, a trial without a log point is an error.
@@ -219,7 +219,7 @@ def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
     except UserError:  # no session has a log point
         if not failed:
             raise
-        return {}
+        return None
     say(f"\n{summary_table(summary)}")
     _save_summary(run_dir, summary)
     if config.log.graphs:
@@ -227,7 +227,7 @@ def _summarise(config: Config, run_dir: Path, failed: bool) -> dict[str, Any]:
     return summary
 
 
-def _save_summary(run_dir: Path, summary: dict[str, Any]) -> None:
+def _save_summary(run_dir: Path, summary: TrialSummary) -> None:
     """Writes trial.json, or prints why it could not be written. A resume makes it again from the metrics."""
     try:
         write_json(run_dir / TRIAL_FILE, summary)
