@@ -9,13 +9,14 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 
     form                 network.conv   computed by
     as written           plain          the module, with XLA's own convolutions
-    gradients for CPUs   matmul         the module with `for_cpu`: gradients of its `layers.Conv` are fast on a CPU
+    gradients for CPUs   matmul         the module with `for_cpu`, if it has this field: gradients of its
+                                        `layers.Conv` are fast on a CPU
     by hand              matmul         `fast/cpu_conv.py`, for `nature` until its module is edited
 
 With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and else `plain`.
 
-Whether the module of `nature` was edited is found by a comparison of programs (`fast/programs.py`). After an
-edit the module itself runs, and `Network.advice` says what that costs.
+Whether the module of `nature`, or a layer of it, was edited is found by a comparison of programs
+(`fast/programs.py`). After an edit the module itself runs, and `Network.advice` says what that costs.
 """
 
 from functools import cache, partial
@@ -120,22 +121,25 @@ def _advice(module: nn.Module, is_nature: bool) -> str:
         )
     if is_nature:
         return (
-            f"{name} was edited: on a CPU its gradients take 1.2 times as long in float32, and twice in bfloat16,"
-            f" as those of the network as it was, which {cpu_conv.__name__} computes"
+            f"{name} or a layer of it was edited: on a CPU its gradients take 1.2 times as long in float32, and"
+            f" twice in bfloat16, as those of the network as it was, which {cpu_conv.__name__} computes"
         )
     return ""
 
 
 def slow_convolutions(module: nn.Module) -> list[str]:
-    """Names of a network's layers that are flax's own `nn.Conv`, or a `layers.Conv` without `for_cpu`."""
-    found: list[str] = []
+    """Paths of a network's layers that are flax's own `nn.Conv`, or a `layers.Conv` without `for_cpu`.
+
+    A path leads to a layer's parameters: `ResidualBlock_0/Conv_1`. A layer that is called twice is listed once.
+    """
+    found: dict[str, None] = {}  # a set that keeps the order
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         layer = context.module
         if isinstance(layer, nn.Conv) or (isinstance(layer, Conv) and not layer.for_cpu):
-            found.append(str(layer.name))
+            found["/".join(layer.path)] = None
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         jax.eval_shape(partial(init_params, module), jax.random.key(0))
-    return found
+    return list(found)

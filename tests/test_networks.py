@@ -321,9 +321,20 @@ def test_an_edit_of_what_nature_computes_is_what_a_cpu_computes(edit, device_cla
     assert got == jax.eval_shape(partial(apply_module, module), params, seen)
     slow = edit is not with_memory and "conv1" in params and params["conv1"]["kernel"].shape[-1] == 16
     said = (
-        "the gradients of conv1 are 10 to 30 times slower" if slow else "was edited: on a CPU its gradients take"
+        "the gradients of conv1 are 10 to 30 times slower" if slow else "or a layer of it was edited: on a CPU its"
     )
     assert said in network.advice
+
+
+def test_an_edit_of_the_layer_is_what_a_cpu_computes(monkeypatch):
+    """`layers.Conv`, of which the module is made and its copy is not."""
+    convolve = Conv.__call__
+    monkeypatch.setattr(Conv, "__call__", lambda layer, x: 0.5 * convolve(layer, x))
+    monkeypatch.setattr(networks, "NatureActorCritic", type("Again", (NatureActorCritic,), {}))  # none is kept
+    for device_class in ("cpu", "amx cpu"):
+        network = make_network(NetworkConfig(), ACTIONS, device_class)
+        assert not by_hand(network)
+        assert "or a layer of it was edited: on a CPU its" in network.advice
 
 
 def test_an_edit_that_computes_the_same_costs_nothing(monkeypatch):
@@ -382,6 +393,29 @@ def test_a_network_of_the_users_has_gradients_for_cpus():
     assert "for_cpu=self.for_cpu" in slow.advice
     # The advice is about CPUs.
     assert not make_network(NetworkConfig(name="without", conv="matmul"), ACTIONS, "gpu").advice
+
+
+def test_the_advice_names_each_slow_layer_once_and_by_its_path():
+    class Block(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            conv = nn.Conv(4, (3, 3))
+            return conv(conv(x))
+
+    class Blocks(nn.Module):
+        num_actions: int
+        dtype: type = jnp.float32
+
+        @nn.compact
+        def __call__(self, stacks):
+            x = nn.Conv(4, (8, 8), 8)(stacks / 255)
+            for _ in range(2):
+                x = Block()(x)
+            x = x.reshape(len(stacks), -1)
+            return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[..., 0]
+
+    advice = registered("blocks", Blocks).advice
+    assert "the gradients of Conv_0, Block_0/Conv_0, Block_1/Conv_0 are 10 to 30 times slower" in advice
 
 
 @pytest.mark.parametrize(

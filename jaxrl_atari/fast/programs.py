@@ -1,8 +1,14 @@
 """Whether a module is still the network that `cpu_conv.py` computes by hand: a comparison of programs.
 
+`Handwritten` is that network in a few lines of flax and JAX. It uses no layer of this package, so that an edit of
+one, as of `layers.Conv`, changes the module and not `Handwritten`, and is found.
+
 The number of samples is a symbol, so programs are compared for all numbers at once. A network that treats few
 samples and many differently is then not taken for the one by hand. A single sample, which broadcasts, is compared
-too. Only a question for one other number, such as `x.shape[0] == 64`, is not noticed: for a symbol it is false.
+too. Two edits are not noticed:
+
+- a question for one other number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
+- an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false.
 """
 
 from functools import partial
@@ -11,31 +17,32 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.errors import InconclusiveDimensionOperation
 
-from jaxrl_atari.layers import Conv
-from jaxrl_atari.networks import Observation, Outputs, apply_module, empty_observation, init_params
+from jaxrl_atari.networks import Apply, Observation, Outputs, apply_module, empty_observation, init_params
 
 
 def is_computed_by_hand(module: Any) -> bool:
     """Whether `cpu_conv.py` computes this network: whether it has the programs of `Handwritten`.
 
     Args:
-        module: with the fields of a network, `num_actions` and `dtype`.
+        module: with the fields of a network, `num_actions` and `dtype`; its `for_cpu` is false.
     """
-    handwritten = programs_of(Handwritten(module.num_actions, module.dtype))
+    handwritten = Handwritten(module.num_actions, module.dtype)
+
+    def apply_handwritten(params: Any, observation: Observation) -> Any:
+        return handwritten.apply({"params": params}, observation.stacks)
+
     try:
-        return programs_of(module) == handwritten
+        return programs_of(partial(apply_module, module), module) == programs_of(apply_handwritten, handwritten)
     except (InconclusiveDimensionOperation, TypeError):
         # It asks how many samples there are, by a comparison or by `len`.
         return False
 
 
 class Handwritten(nn.Module):
-    """What `cpu_conv.py` computes, layer by layer.
-
-    A copy of `networks.NatureActorCritic`, on purpose: an edit there must not change it.
-    """
+    """What `cpu_conv.py` computes, layer by layer: a copy of `networks.NatureActorCritic`, on purpose."""
 
     num_actions: int
     dtype: Any
@@ -43,9 +50,9 @@ class Handwritten(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
         """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N], features float32 [N, 512]."""
-        x = stacks
+        x = stacks.astype(self.dtype) / 255
         for name, features, size, stride in (("conv1", 32, 8, 4), ("conv2", 64, 4, 2), ("conv3", 64, 3, 1)):
-            x = nn.relu(Conv(features, (size, size), stride, "VALID", dtype=self.dtype, name=name)(x))
+            x = nn.relu(Convolution(features, size, stride, self.dtype, name=name)(x))
         precision = "highest" if self.dtype == jnp.float32 else None
         hidden = nn.Dense(512, dtype=self.dtype, precision=precision, name="dense")(x.reshape(*x.shape[:-3], -1))
         hidden = nn.relu(hidden).astype(jnp.float32)
@@ -54,11 +61,38 @@ class Handwritten(nn.Module):
         return Outputs(logits, value[..., 0], features=hidden)
 
 
-def programs_of(module: nn.Module) -> list[Any]:
+class Convolution(nn.Module):
+    """A convolution of `Handwritten`, which computes in `dtype` and adds its bias in float32.
+
+    It is not `layers.Conv`, whose edits shall show.
+    """
+
+    features: int
+    size: int
+    stride: int
+    dtype: Any
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[N, H, W, C] -> float32 [N, h, w, features]."""
+        zeros = nn.initializers.zeros
+        kernel = self.param("kernel", zeros, (self.size, self.size, x.shape[-1], self.features), jnp.float32)
+        bias = self.param("bias", zeros, (self.features,), jnp.float32)
+        strides = (self.stride, self.stride)
+        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+        axes = ("NHWC", "HWIO", "NHWC")
+        return lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=axes) + bias
+
+
+def programs_of(apply: Apply, module: nn.Module) -> list[Any]:
     """The programs of a network, in values that can be compared: how parameters become outputs and gradients.
 
     A program is what JAX hands to XLA (StableHLO), and the structure of what goes in and comes out. Names in the
     source, comments and initialisation are not part of it. Gradients are: a `stop_gradient` changes nothing else.
+
+    Args:
+        apply: the network as a function.
+        module: the network as a module, for its parameters and its observation.
 
     Returns:
         The program for any number of samples, and that for one.
@@ -69,12 +103,12 @@ def programs_of(module: nn.Module) -> list[Any]:
 
     @jax.jit
     def outputs_and_gradients(params: Any, observation: Observation) -> Any:
-        def apply(params: Any) -> tuple[list[jax.Array], Outputs]:
-            outputs = apply_module(module, params, observation)
+        def floats_and_outputs(params: Any) -> tuple[list[jax.Array], Outputs]:
+            outputs = apply(params, observation)
             return [x for x in jax.tree.leaves(outputs) if jnp.issubdtype(x.dtype, jnp.floating)], outputs
 
-        numbers, gradients_of, outputs = jax.vjp(apply, params, has_aux=True)
-        return outputs, gradients_of(numbers)
+        floats, gradients_of, outputs = jax.vjp(floats_and_outputs, params, has_aux=True)
+        return outputs, gradients_of(floats)
 
     params = jax.eval_shape(lambda: init_params(module, jax.random.key(0)))
     numbers_of_samples: list[Any] = [*jax.export.symbolic_shape("samples"), 1]
