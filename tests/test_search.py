@@ -27,7 +27,7 @@ from jaxrl_atari import train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_dicts import set_fields
-from jaxrl_atari.errors import ConfigError, Stopped, UserError
+from jaxrl_atari.errors import ConfigError, SessionsFailed, Stopped, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials
 from jaxrl_atari.runs.files import write_json
@@ -365,8 +365,8 @@ def test_the_graphs_and_the_table_have_one_best_trial(tmp_path):
 
 
 def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(tmp_path, capsys):
-    search = new_search(tmp_path, trials=2)
     config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
+    search = new_search(tmp_path, config, trials=2)
     for number in range(2):
         end_trial(tmp_path, search, number, [1.0 + number])
     assert command.run_search(config, search, tmp_path) == tmp_path
@@ -380,6 +380,36 @@ def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(
     assert re.search(
         r"results are not saved: .*trials\.md.*--resume .* tries again$", again.removeprefix(said).strip()
     )
+
+
+def test_a_search_all_of_whose_trials_failed_has_status_1_at_every_start(tmp_path, capsys):
+    """Also where an earlier start has tried them: a trial in which no game has ended does not run again."""
+    config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
+    search = new_search(tmp_path, config, trials=2)
+    end_trial(tmp_path, search, 0, [], TrialState.FAIL, failure="an earlier reason")
+    end_trial(tmp_path, search, 1, [], TrialState.FAIL)
+    for _ in range(2):
+        with pytest.raises(
+            SessionsFailed, match=r"every trial failed \(2\), the last one: no game ended"
+        ) as error:
+            command.run_search(config, search, tmp_path)
+        assert error.value.exit_status == 1
+        assert f"resuming {tmp_path}\n" in capsys.readouterr().out
+
+
+def test_a_start_that_neither_trains_nor_changes_anything_is_no_resume(tmp_path, capsys):
+    config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
+    search = new_search(tmp_path, config, trials=2)
+    for number in range(2):
+        end_trial(tmp_path, search, number, [1.0 + number])
+    before = (tmp_path / "search.json").read_bytes()
+    command.run_search(config, search, tmp_path)
+    assert (tmp_path / "search.json").read_bytes() == before
+    assert "changed" not in capsys.readouterr().out
+    command.run_search(config, dataclasses.replace(search, trials=1), tmp_path)
+    assert "changed: search.trials 2 -> 1\n" in capsys.readouterr().out
+    (resume,) = json.loads((tmp_path / "search.json").read_text())["resumed"]
+    assert resume["changed"] == {}, "the config"
 
 
 def test_a_trial_without_a_finished_game_has_one_status(tmp_path):

@@ -17,7 +17,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
-from jaxrl_atari.output import say
+from jaxrl_atari.output import say, say_changes
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
@@ -27,15 +27,15 @@ from jaxrl_atari.runs.journal import repair_journal
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_search, resume_command, trial_dir
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
-from jaxrl_atari.search.options import SearchConfig, read_search, to_dict
+from jaxrl_atari.search.options import SearchConfig, option_values, read_search, to_dict
 from jaxrl_atari.search.results import SearchResults, save_results, search_results
 from jaxrl_atari.search.study import (
-    FAILURE,
-    has_failed,
+    failure_text,
     open_study,
     record_failure,
     status_text,
     trial_progress,
+    unfinished_trials,
 )
 from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Failure
@@ -73,7 +73,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     if resumed is not None:
         config, search = read_search(resumed)
         before = Options(full_config=config, search=search)
-        sources.say_kept(to_dict(default.full_config, default.search), to_dict(config, search))
+        sources.say_kept(option_values(default.full_config, default.search), option_values(config, search))
         default = before
     options = parse(Options, arguments, "search", default, before.full_config if before else None)
     check_search(options.full_config, options.search)
@@ -84,10 +84,10 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
 
 def _require_continuation(options: Options, before: Options) -> None:
     """Refuses other options than those of the search that is resumed, except for `CHANGED_BY_RESUME`."""
-    stored = to_dict(before.full_config, before.search)
-    for name, (was, wanted) in changed_fields(stored, to_dict(options.full_config, options.search)).items():
-        may_change = name.startswith(CHANGED_BY_RESUME)
-        require(may_change, name.removeprefix("config."), wanted, f"{was!r}, its value in this search")
+    stored = option_values(before.full_config, before.search)
+    asked = option_values(options.full_config, options.search)
+    for name, (was, wanted) in changed_fields(stored, asked).items():
+        require(name.startswith(CHANGED_BY_RESUME), name, wanted, f"{was!r}, its value in this search")
 
 
 def run_search(config: Config, search: SearchConfig, search_dir: Path | None) -> Path:
@@ -100,21 +100,30 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
 
     Raises:
         UserError: the search cannot be run, or every trial was refused. A new directory is then removed again.
-        SessionsFailed: every trial failed; the results are written.
+        SessionsFailed: every trial has failed, in this start or an earlier one; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
     set_up_ray(search.address, config.devices, search.resources)  # its errors come before anything is created
     env = config.env
     check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
-    is_new = search_dir is None or not is_search(search_dir)
+    before = None  # the values of a search that is resumed
+    if search_dir is not None and is_search(search_dir):
+        before = option_values(*read_search(search_dir))
+    is_new = before is None
     named = dataclasses.replace(config, name=f"{config.name}_search")  # names the directory
     with claim_run_dir(named, search_dir, is_new) as search_dir:
         repaired = repair_journal(search_dir)
         if repaired:
             say(repaired)
-        write_json(search_dir / SEARCH_FILE, describe(config, search_dir, SEARCH_FILE) | to_dict(config, search))
-        say(f"search directory: {search_dir}")
-        failures = _train_unfinished_trials(config, search, search_dir)
+        unfinished = unfinished_trials(search_dir, search)
+        values = option_values(config, search)
+        if unfinished or values != before:
+            described = describe(config, search_dir, SEARCH_FILE) | to_dict(config, search)
+            write_json(search_dir / SEARCH_FILE, described)
+        say(f"{'search directory:' if is_new else 'resuming'} {search_dir}")
+        if before is not None:
+            say_changes("changed", changed_fields(before, values))
+        failures = _train_trials(config, search, search_dir, unfinished)
         if is_new and failures and not has_session(search_dir):
             raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
@@ -123,8 +132,10 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     if config.log.graphs:
         _try_to_draw(search_dir, search)
         try_report(search_dir)
-    if len(failures) == search.trials:
-        raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {failures[-1]}")
+    trials = open_study(search_dir, search).trials[: search.trials]
+    if all(failure_text(trial) for trial in trials):
+        last = failure_text(trials[-1])
+        raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {last}")
     return search_dir
 
 
@@ -151,17 +162,21 @@ class _TrialWatcher:
         if failure is not None and not self.study.trials[number].state.is_finished():
             record_failure(self.search_dir, self.search, number, failure.reason)
         trial = self.study.trials[number]
-        if has_failed(trial):
-            self.failures.append(trial.user_attrs[FAILURE])
+        why = failure_text(trial)
+        if why:
+            self.failures.append(why)
         say(f"{self.progress(number)}: {status_text(trial)}")
         _try_to_save(self.search_dir, search_results(self.search_dir))
 
 
-def _train_unfinished_trials(config: Config, search: SearchConfig, search_dir: Path) -> list[str]:
+def _train_trials(config: Config, search: SearchConfig, search_dir: Path, unfinished: Sequence[int]) -> list[str]:
     """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
 
+    Args:
+        unfinished: the numbers of these trials.
+
     Returns:
-        The reasons of the trials that failed.
+        The reasons of the trials that failed in this start.
 
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
@@ -171,7 +186,6 @@ def _train_unfinished_trials(config: Config, search: SearchConfig, search_dir: P
     study = open_study(search_dir, search)
     for _ in range(len(study.trials), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
-    unfinished = [trial.number for trial in study.trials[: search.trials] if not trial.state.is_finished()]
     watcher = _TrialWatcher(search_dir, search, study)
     try:
         run_trials_on_ray(

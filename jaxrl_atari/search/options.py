@@ -76,6 +76,11 @@ def to_dict(config: Config, search: SearchConfig) -> dict[str, Any]:
     return {"config": config.to_dict(), "search": dataclasses.asdict(search) | {"space": space_dict(search)}}
 
 
+def option_values(config: Config, search: SearchConfig) -> dict[str, Any]:
+    """The values of `to_dict` by the names of options, such as `ppo.gamma` and `search.trials`."""
+    return config.to_dict() | {"search": to_dict(config, search)["search"]}
+
+
 def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads search.json, which holds what `to_dict` returns.
 

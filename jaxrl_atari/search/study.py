@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from jaxrl_atari.errors import DamagedMetrics, UserError
 from jaxrl_atari.report.summary import read_run, trial_summary
-from jaxrl_atari.runs.journal import STUDY_NAME, open_journal
+from jaxrl_atari.runs.journal import STUDY_NAME, open_journal, read_study
 from jaxrl_atari.search.options import SearchConfig, space_dict
 
 FAILURE = "failure"
@@ -44,6 +44,13 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
         sampler=TPESampler(seed=seed) if search.method == "optuna" else RandomSampler(seed),
         pruner=SuccessiveHalvingPruner(search.grace_env_steps, search.reduction) if asha else NopPruner(),
     )  # fmt: skip
+
+
+def unfinished_trials(search_dir: Path, search: SearchConfig) -> list[int]:
+    """The numbers of the trials that have not ended in the study, or are not in it yet. Writes nothing."""
+    study = read_study(search_dir)
+    ended = {trial.number for trial in study.trials if trial.state.is_finished()} if study else set()
+    return [number for number in range(search.trials) if number not in ended]
 
 
 def start_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
@@ -71,15 +78,19 @@ def record_failure(search_dir: Path, search: SearchConfig, number: int, reason: 
     start_trial(search_dir, search, number).set_user_attr(FAILURE, reason)
 
 
-def has_failed(trial: FrozenTrial) -> bool:
-    """Whether a trial ended with an error, or without a finished game."""
-    return trial.state == TrialState.FAIL or bool(not trial.state.is_finished() and trial.user_attrs.get(FAILURE))
+def failure_text(trial: FrozenTrial) -> str:
+    """Why a trial has failed: its error, or that no game has ended. Empty if it has not failed."""
+    failure = trial.user_attrs.get(FAILURE, "")
+    if trial.state == TrialState.FAIL:
+        return failure or NO_GAME
+    return "" if trial.state.is_finished() else failure
 
 
 def status_text(trial: FrozenTrial) -> str:
     """The status of a trial: `finished`, `stopped by ASHA`, `failed: REASON` or `unfinished`."""
-    if has_failed(trial):
-        return f"failed: {trial.user_attrs.get(FAILURE) or NO_GAME}"
+    failure = failure_text(trial)
+    if failure:
+        return f"failed: {failure}"
     if trial.state == TrialState.PRUNED:
         return "stopped by ASHA"
     return "finished" if trial.state == TrialState.COMPLETE else "unfinished"
