@@ -114,21 +114,24 @@ def update(
     split, beyond rounding and except for what an algorithm draws.
 
     Args:
-        config: its learning rate is that of this update.
+        config: as `resolved_options` returns it; its learning rate is that of this update.
         key: for the minibatches, and for what the algorithm draws; the same on all devices.
         apply: the network.
         shard: this device's part of the rollout.
 
     Returns:
-        The new state, and metrics: those of the loss as means over the gradient steps taken, and those of
-        `prepare`. With `config.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
+        The new state, and metrics. Means over the gradient steps taken: those that the loss returned, `loss`
+        itself, and `gradient_norm`, the global norm before the optimiser clips it. Then those of `prepare`. With
+        `config.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: a metric is not a single number, or has the name of another one; a sample is no array
-            [T, B, ...]; `prepare` returned an `extra` of another form; `config.target_kl` is set, and the loss
-            returns no `approx_kl`.
+        ConfigError: `config.gae_lambda` is None, the lambda of a game that an update does not know. Or a metric is
+            not a single number, or has the name of another one; a sample is no array [T, B, ...]; `prepare`
+            returned an `extra` of another form; `config.target_kl` is set, and the loss returns no `approx_kl`.
         TypeError: the loss is not a single number; JAX's message has its shape.
     """
+    hint = "give an update resolved_options(config) in place of config.ppo"
+    require(config.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
     # loss, and `epochs + 1` for `prepare`.
     loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)
@@ -301,7 +304,7 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
     expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
     require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
     *functions, coefficients = algorithm
-    for part, function in zip(Algorithm._fields, functions, strict=False):
+    for part, function in zip(("init", "prepare", "loss", "optimizer"), functions, strict=True):
         # Compiled updates are kept by their functions, which must be hashable for that.
         usable = callable(function) and isinstance(function, Hashable)
         require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
+from jaxrl_atari.errors import require
 
 # --- Layouts -----------------------------------------------------------------------------------------------------
 
@@ -75,16 +76,23 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
     A loss that changes pictures, for example by a random shift, changes them through this function.
 
     Args:
-        function: stacks of images, uint8 [N, 84, 84, 4] -> the same.
+        function: stacks of images, uint8 [N, 84, 84, 4] -> the same. Networks divide bytes alone by 255.
         stacks: `Observation.stacks`.
 
     Returns:
         The changed stacks, in the layout of `stacks`.
+
+    Raises:
+        ConfigError: the function returns another type or shape.
     """
     frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
     layout = layout_of(frames[..., 0, :].shape)
     pictures = jnp.stack([layout.image(frames[..., j, :]) for j in range(STACK)], axis=-1)
-    return arrange_stacks(layout, function(pictures))
+    changed = function(pictures)
+    expected = f"uint8{list(pictures.shape)}, as the function was given: end it with .astype(jnp.uint8)"
+    same = changed.dtype == jnp.uint8 and changed.shape == pictures.shape
+    require(same, "result of the function of map_images", f"{changed.dtype}{list(changed.shape)}", expected)
+    return arrange_stacks(layout, changed)
 
 
 # --- Stacks ------------------------------------------------------------------------------------------------------

@@ -77,11 +77,13 @@ class Mean:
     sum_over_devices: Callable[[Any], Any] = flax.struct.field(
         pytree_node=False, default=ONE_DEVICE.sum_over_devices
     )
+    devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)  # that share the samples
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
         """The mean with these weights, float32 of any shape."""
-        return cls(weight, jnp.maximum(shard.sum_over_devices(jnp.sum(weight)), 1.0), shard.sum_over_devices)
+        total = jnp.maximum(shard.sum_over_devices(jnp.sum(weight)), 1.0)
+        return cls(weight, total, shard.sum_over_devices, shard.count)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
@@ -199,20 +201,21 @@ def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Ob
     return Observation(stacks, first, jax.tree.map(lambda x: x[envs], rollout.carry))
 
 
-def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, minibatch_size: int) -> Outputs:
+def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, max_samples: int) -> Outputs:
     """The outputs of the network for every step of a rollout and for step T, the first one of the next rollout.
 
     The parameters need not be those that acted.
 
     Args:
-        minibatch_size: the largest number of samples to compute at a time, but at least the T + 1 of one
+        max_samples: the largest number of samples that this device computes at a time, such as
+            `config.minibatch_size // mean.devices`, its part of a minibatch; but at least the T + 1 of one
             environment. It bounds the memory and changes no result beyond rounding.
 
     Returns:
         Outputs [T + 1, B, ...] without a carry.
     """
     steps, num_envs = rollout.age.shape  # T + 1
-    width = math.gcd(num_envs, max(1, minibatch_size // steps))
+    width = math.gcd(num_envs, max(1, max_samples // steps))
     envs = jnp.arange(num_envs).reshape(-1, width)
 
     def outputs_of(index: jax.Array) -> Outputs:

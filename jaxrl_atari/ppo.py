@@ -18,7 +18,6 @@ from jax import lax
 from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply, Outputs
 
@@ -108,6 +107,7 @@ def ppo_prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
     """`Algorithm.prepare`: the samples of a rollout, with the targets of GAE. The state stays as it is."""
+    assert config.gae_lambda is not None  # `update` has checked it
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
@@ -115,23 +115,11 @@ def ppo_prepare(
         terminated=rollout.terminated,
         truncated=rollout.truncated,
         gamma=config.gamma,
-        gae_lambda=gae_lambda_of(config),
+        gae_lambda=config.gae_lambda,
     )
     target = advantage + rollout.value
     samples = Samples(rollout.action, rollout.log_prob, rollout.value, advantage, target)
     return state, samples, {"explained_variance": explained_variance(target, advantage, mean)}
-
-
-def gae_lambda_of(config: PPOConfig) -> float:
-    """The lambda of an update.
-
-    Raises:
-        ConfigError: it is None, the lambda of the game, which an update does not know.
-    """
-    if config.gae_lambda is None:
-        hint = "give an update resolved_options(config) in place of config.ppo"
-        raise ConfigError("ppo.gae_lambda", None, "a number in an update", hint)
-    return config.gae_lambda
 
 
 # --- The loss ----------------------------------------------------------------------------------------------------

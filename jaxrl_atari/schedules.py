@@ -17,21 +17,22 @@ def annealed(value: float, config: Config, env_steps: int) -> float:
 
 
 def learning_rate(config: Config, env_steps: int) -> float:
-    """The learning rate of the update after `env_steps`."""
+    """The learning rate of the update whose rollout begins at `env_steps`."""
     rate = config.ppo.learning_rate
     return annealed(rate, config, env_steps) if config.ppo.anneal_learning_rate else rate
 
 
 def clip_epsilon(config: Config, env_steps: int) -> float:
-    """The clip range of the update after `env_steps`."""
+    """The clip range of the update whose rollout begins at `env_steps`."""
     epsilon = config.ppo.clip_epsilon
     return annealed(epsilon, config, env_steps) if config.ppo.anneal_clip_epsilon else epsilon
 
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
-    """The options of the update after `env_steps` (`resolved_options`), scheduled ones too, as float32 scalars.
+    """The options (`resolved_options`) of the update whose rollout begins at `env_steps`, as float32 scalars.
 
-    The compiled update takes these as data, so that a new value compiles nothing.
+    The scheduled ones have their values at that time. The compiled update takes these numbers as data, so that a
+    new value compiles nothing.
     """
     options = replace(
         resolved_options(config),

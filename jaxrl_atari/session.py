@@ -144,7 +144,7 @@ class Session:
     ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
-        """The keys of an update: for acting and for its minibatches."""
+        """The keys of an update: to act and to learn (`keys.py`)."""
         return _keys_of_update(self.key, jax.device_put(np.uint32(update), self.placement.home))
 
     def is_stopping(self) -> bool:

@@ -614,3 +614,14 @@ def test_pictures_are_changed_in_any_layout(layout):
     stacks = jnp.asarray(random_stacks(2))
     shifted = map_images(lambda x: jnp.roll(x, 3, axis=1), arrange_stacks(layout, stacks))
     np.testing.assert_array_equal(shifted, arrange_stacks(layout, jnp.roll(stacks, 3, axis=1)))
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [(lambda x: 0.9 * x, r"float32\[2, 84, 84, 4\]"), (lambda x: x[:, 2:-2], r"uint8\[2, 80, 84, 4\]")],
+)
+def test_pictures_stay_bytes_of_the_same_shape(function, got):
+    """A network would not divide floats by 255, and they would be 255 times too large."""
+    with pytest.raises(ConfigError, match=rf"map_images = '{got}': expected uint8\[2, 84, 84, 4\]") as error:
+        map_images(function, jnp.asarray(random_stacks(2)))
+    assert "astype(jnp.uint8)" in str(error.value)

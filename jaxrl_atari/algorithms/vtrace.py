@@ -19,7 +19,7 @@ from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.minibatches import Mean, Rollout, apply_to_rollout
 from jaxrl_atari.networks import Apply
-from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance, gae_lambda_of
+from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance
 
 
 def vtrace(
@@ -59,10 +59,11 @@ def prepare(
 
     Without overlap, and with `max_rho` of at least 1, the metric `mean_rho` is 1 up to rounding.
     """
-    outputs = apply_to_rollout(state.params, apply, rollout, config.minibatch_size)
+    outputs = apply_to_rollout(state.params, apply, rollout, config.minibatch_size // mean.devices)
     ratio = jnp.exp(log_prob_of(outputs.logits[:-1], rollout.action) - rollout.log_prob)
     rho = jnp.minimum(ratio, config.coefficients["max_rho"])
-    c = gae_lambda_of(config) * jnp.minimum(ratio, config.coefficients["max_c"])
+    assert config.gae_lambda is not None  # `update` has checked it
+    c = config.gae_lambda * jnp.minimum(ratio, config.coefficients["max_c"])
     target, advantage = vtrace(rollout, outputs.value, rho, c, config.gamma)
     value = outputs.value[:-1]
     samples = Samples(rollout.action, rollout.log_prob, value, advantage, target)
