@@ -12,7 +12,7 @@ From Python, use `load_policy` and `run_evaluation` of `jaxrl_atari`.
 import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,7 @@ from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import GpuWord
 from jaxrl_atari.output import counted, say
+from jaxrl_atari.report.evaluations import EvaluationSettings, RunEvaluation, SessionEvaluation
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.report.text import interval_text
@@ -120,7 +121,7 @@ class ResultFiles:
         self.problems: list[str] = []
         """Why files could not be written."""
 
-    def save(self, path: Path, values: dict[str, Any]) -> None:
+    def save(self, path: Path, values: Mapping[str, Any]) -> None:
         """Writes a JSON file and prints its path."""
         problem = try_write_json(path, values)
         if problem:
@@ -129,12 +130,8 @@ class ResultFiles:
             say(f"written: {path}")
 
 
-def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -> dict[str, Any]:
-    """Plays the games of one session, prints and saves their scores, and records the video if it is wanted.
-
-    Returns:
-        The content of evaluation_STEP.json.
-    """
+def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -> SessionEvaluation:
+    """Plays the games of one session, prints and saves their scores, and records the video if it is wanted."""
     env = policy.config.env
     session_dir = policy.session_dir
     say(
@@ -151,7 +148,7 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {std:>12}\n"
         f"{result.num_truncated} of {counted(options.episodes, 'game')} cut off at {env.time_limit}"
     )
-    values = {
+    evaluation: SessionEvaluation = {
         "session": session_dir.name,
         **_settings(policy, options),
         "env_steps": policy.env_steps,
@@ -164,14 +161,14 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
         "truncated": [game.truncated for game in result.games],
     }
     path = unused(evaluation_file(session_dir, policy.env_steps))
-    files.save(path, values)
+    files.save(path, evaluation)
     if options.video:
         _record(policy, path, seed, options.greedy, files)
-    return values
+    return evaluation
 
 
-def _settings(policy: Policy, options: Options) -> dict[str, Any]:
-    """How games are played: the values that the evaluations of all sessions of a run share, and the date."""
+def _settings(policy: Policy, options: Options) -> EvaluationSettings:
+    """How the games are played, which is the same for all sessions of a run, and the date."""
     env = policy.config.env
     return {
         "date": time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
@@ -209,7 +206,7 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
 
 
 def _summarise(
-    run_dir: Path, results: list[dict[str, Any]], settings: dict[str, Any], seed: int, files: ResultFiles
+    run_dir: Path, results: list[SessionEvaluation], settings: EvaluationSettings, seed: int, files: ResultFiles
 ) -> None:
     """Prints the mean over sessions with its interval, and saves it in evaluation.json with all returns.
 
@@ -225,7 +222,7 @@ def _summarise(
     for result in results:
         say(f"{result['session']:>12} {result['mean']:>12,.1f}")
     say(f"{'mean':>12} {mean:>12,.1f}   {interval_text(means)}")
-    summary = {
+    summary: RunEvaluation = {
         **settings,
         "seed": seed,
         "sessions": [result["session"] for result in results],

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.files import read_json, read_result
@@ -11,11 +11,53 @@ GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
 """Template of the page of a game. A report embeds only pages that have the script of this template."""
 
 
+class EvaluationSettings(TypedDict):
+    """When and how the games of an evaluation were played."""
+
+    date: str  # UTC
+    game: str
+    protocol: str
+    backend: str
+    checkpoint: str | int  # best, latest, or an env step
+    greedy: bool
+    num_envs: int  # games played at once
+    device: str
+    compute_dtype: str
+    episodes: int  # games of each session
+
+
+class SessionEvaluation(EvaluationSettings):
+    """The content of session_<i>/evaluation_STEP.json: games with one checkpoint."""
+
+    session: str
+    env_steps: int  # env steps of training at the checkpoint
+    seed: int
+    mean: float  # of the returns
+    std: float | None  # their sample standard deviation; None for a single game
+    cut_off: int  # number of games that reached their time limit
+    returns: list[float]  # of each game, in the order in which the games ended
+    lengths: list[int]  # env steps of each game
+    truncated: list[bool]  # whether each game reached its time limit
+
+
+class RunEvaluation(EvaluationSettings):
+    """The content of evaluation.json: games of all sessions of a run."""
+
+    seed: int  # of the first session; the next ones have the next numbers
+    sessions: list[str]
+    env_steps: list[int]  # of each session's checkpoint
+    mean: float  # of the sessions' means
+    interval: tuple[float, float] | None  # of that mean
+    session_means: list[float]
+    cut_off: int  # number of games of all sessions that reached their time limit
+    matrix: list[list[float]]  # returns [sessions, games]
+
+
 def evaluations(directory: Path) -> list[dict[str, Any]]:
     """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
-    Each result has `file`, `env_steps`, `checkpoint`, `episodes`, `greedy` and `mean`. A result of all sessions
-    also has `session_means`.
+    Each result is a `SessionEvaluation` or a `RunEvaluation`, with the path of its `file`. Files may be of unknown
+    origin or an earlier version, so only `mean` and `episodes` are sure to be there.
 
     Raises:
         UserError: as `read_result`, or the returns of a result are not numbers.
