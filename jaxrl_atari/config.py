@@ -333,8 +333,9 @@ class DevicesConfig:
     process_index: Annotated[int | None, Limits(0, 65_535)] = None
     """Index of this process, 0 .. num_processes - 1. None: from the cluster's environment."""
     check: bool = False
-    """Assert at every step that parameters, rollouts and actions are on the intended devices, and forbid implicit
-    transfers during training (except of frames and actions)."""
+    """Assert that arrays are on the intended devices: at each policy step the parameters and the rollout so far,
+    at each update the train state and the rollout. Forbid implicit transfers during training (except of frames
+    and actions)."""
 
 
 @dataclass(frozen=True)

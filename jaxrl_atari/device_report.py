@@ -1,12 +1,16 @@
 """The command `devices`: what JAX sees on this machine, what each `gpu` option picks, memory, and problems.
 
+It is started with the name of `devices.py`, whose last lines call `run`:
+
 python -m jaxrl_atari.devices [--config configs/qbert.py ...]
+
+It is not in `devices.py`, which sessions import, because it reads a command line and imports the whole update.
 """
 
 import dataclasses
 import importlib.metadata
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -15,6 +19,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.devices import local_device, local_gpus
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, visible_gpus
@@ -45,20 +50,21 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
     print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
-    gpu_devices = start_gpus()
+    gpus = local_gpus(start_gpus())
 
-    faults = []
+    faults = [*visible.failing]
     if visible.fault == "driver":
         faults.append(visible.why_none)
-    if len(gpu_devices) < len(visible.gpus):  # if JAX could not start on them, none is visible any more
-        faults.append(visible_gpus().why_none or f"JAX has {len(gpu_devices)} of {len(visible.gpus)} GPUs")
-    faults += try_devices([*gpu_devices, jax.devices("cpu")[0]])
+    missing = [str(index) for index in range(len(visible.gpus)) if index not in gpus]
+    if missing:  # if JAX could not start on any, none is visible any more
+        faults.append(visible_gpus().why_none or f"JAX has started without GPU {', '.join(missing)}")
+    faults += try_devices([*gpus.values(), jax.devices("cpu")[0]])
     if not visible.gpus and visible.fault is None:
         say(f"no GPU: {visible.why_none}")
 
-    print_choices(gpu_devices)
+    print_choices(gpus)
     if with_memory and not faults:
-        say(memory_report(config, learner_devices(config.devices, gpu_devices)))
+        say(memory_report(config, learner_devices(config.devices, gpus)))
 
     problems = [*faults]
     if visible.fault == "plugin":
@@ -85,37 +91,43 @@ def try_devices(devices: Sequence[jax.Device]) -> list[str]:
     faults = []
     for device in devices:
         result = multiply(device)
-        limit = (device.memory_stats() or {}).get("bytes_limit")
-        memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
-        say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
-        if result != "right":
+        memory = ""
+        if result == "right":  # a device that fails may report no memory either
+            limit = (device.memory_stats() or {}).get("bytes_limit")
+            memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
+        else:
             faults.append(f"{device}: matrix product {result}")
+        say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
     return faults
 
 
-def print_choices(gpu_devices: Sequence[jax.Device]) -> None:
-    """Prints the device that each value of `devices.gpu` picks."""
-    for option in ("auto", True, False, *range(len(gpu_devices))):
+def print_choices(gpus: Mapping[int, jax.Device]) -> None:
+    """Prints the device that each value of `devices.gpu` picks.
+
+    Args:
+        gpus: those of `local_gpus`, with all visible GPUs on which JAX can start.
+    """
+    for option in ("auto", True, False, *range(len(visible_gpus().gpus))):
         try:
-            device = learner_devices(DevicesConfig(gpu=option), gpu_devices)[0]
+            device = learner_devices(DevicesConfig(gpu=option), gpus)[0]
         except UserError:
             device = "an error"
         say(f"devices.gpu = {str(option).lower():6}{device}")
 
 
-def learner_devices(devices: DevicesConfig, gpu_devices: Sequence[jax.Device]) -> list[jax.Device]:
+def learner_devices(devices: DevicesConfig, gpus: Mapping[int, jax.Device]) -> tuple[jax.Device, ...]:
     """The devices of this process that would learn with these options.
 
     Args:
-        gpu_devices: all visible GPUs, on which JAX has started.
+        gpus: as for `print_choices`.
 
     Raises:
-        ConfigError: this machine does not have them.
+        ConfigError: this machine does not have them, or JAX has started without one of them.
     """
     chosen = choose_devices(devices).learner
     if chosen:
-        return [gpu_devices[index] for index in chosen]
-    return list(first_devices(devices, jax.devices("cpu"), "the CPU devices of JAX"))
+        return tuple(local_device(index, gpus, "devices.gpu") for index in chosen)
+    return first_devices(devices, jax.devices("cpu"), "the CPU devices of JAX")
 
 
 def multiply(device: jax.Device) -> str:

@@ -1,11 +1,12 @@
 """Where a session runs: `place` finds the devices that learn, act and evaluate, from the options `devices`.
 
 `check_placement` asserts where arrays lie, for `devices.check`. `hardware/choice.py` chooses among the GPUs before
-JAX starts; `data_parallel.py` runs the update on the learner's devices; `device_report.py` holds the command
-`python -m jaxrl_atari.devices`.
+JAX starts, and `data_parallel.py` runs the update on the learner's devices. The command
+`python -m jaxrl_atari.devices` starts at the end of this file; `device_report.py` has what it prints.
 """
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,9 +14,9 @@ import jax
 from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.choice import first_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
+from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.device_class import DeviceClass, device_class
+from jaxrl_atari.hardware.gpus import gpu_provider
 from jaxrl_atari.option_forms import GpuOption
 
 
@@ -33,7 +34,7 @@ class Placement(NamedTuple):
         return next(d for d in self.learner if d.process_index == jax.process_index())
 
     @property
-    def device_classes(self) -> tuple[str, str]:
+    def device_classes(self) -> tuple[DeviceClass, DeviceClass]:
         """The classes of the devices that learn and act, as `network_forms.make_networks` takes them."""
         return device_class(*self.learner), device_class(*self.actors)
 
@@ -49,32 +50,53 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     """
     chosen = limit_jax(devices, field)
     found = start_gpus()
-    cpus = jax.devices("cpu")
-    if chosen.gpus and not visible_gpus().gpus:  # JAX could not start on them, and `start_gpus` has forbidden them
-        return place(devices, field)  # `auto` now means the CPU; other options are an error
-    here = jax.process_index()
-    gpus = {gpu_provider().index(device): device for device in found if device.process_index == here}
-
-    def device_of(index: int | None, option: str) -> jax.Device:
-        """The GPU with the index that an option means; the CPU for None."""
-        if index is None:
-            return jax.local_devices(backend="cpu")[0]
-        expected = f"one of {list(gpus)}, on which JAX has started"
-        require(index in gpus, option, index, expected, "use a fresh process")
-        return gpus[index]
-
+    if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
+        chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
+    gpus = local_gpus(found)
     if chosen.learner and not devices.distributed:
-        learner = tuple(device_of(index, field) for index in chosen.learner)
+        learner = tuple(local_device(index, gpus, field) for index in chosen.learner)
     else:
-        learner = first_devices(devices, found if chosen.learner else cpus, "the devices of JAX")
+        available = found if chosen.learner else jax.devices("cpu")
+        learner = first_devices(devices, available, "the devices of JAX")
     processes = {device.process_index for device in learner}
     expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
     enough = len(processes) == jax.process_count()
     require(enough, "devices.data_parallel", devices.data_parallel, expected)
-    local = tuple(device for device in learner if device.process_index == here)
-    actors = local if devices.actor == "learner" else (device_of(chosen.actor, "devices.actor"),) * len(local)
-    evaluator = local[0] if devices.evaluator == "learner" else device_of(chosen.evaluator, "devices.evaluator")
+    local = tuple(device for device in learner if device.process_index == jax.process_index())
+    actors = local
+    if devices.actor != "learner":
+        actors = (local_device(chosen.actor, gpus, "devices.actor"),) * len(local)
+    evaluator = local[0]
+    if devices.evaluator != "learner":
+        evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
     return Placement(learner, actors, evaluator, chosen.why_learner)
+
+
+def local_gpus(found: Sequence[jax.Device]) -> dict[int, jax.Device]:
+    """The GPUs of this process, of those that `start_gpus` has returned, by their indices among the visible GPUs.
+
+    JAX may have started without some of the visible GPUs.
+    """
+    here = jax.process_index()
+    return {gpu_provider().index(gpu): gpu for gpu in found if gpu.process_index == here}
+
+
+def local_device(index: int | None, gpus: Mapping[int, jax.Device], option: str) -> jax.Device:
+    """The device of this process that an option means: a GPU, or the CPU for None.
+
+    Args:
+        index: index of the GPU among the visible GPUs.
+        gpus: those of `local_gpus`.
+        option: name of the option in the error.
+
+    Raises:
+        ConfigError: JAX has started without this GPU.
+    """
+    if index is None:
+        return jax.local_devices(backend="cpu")[0]
+    expected = f"one of {list(gpus)}, on which JAX has started"
+    require(index in gpus, option, index, expected, "use a fresh process")
+    return gpus[index]
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
@@ -82,29 +104,6 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
     options = DevicesConfig(gpu=gpu)
     check_fields(options, "devices.")
     return place(options, field).home
-
-
-def device_class(*devices: jax.Device) -> str:
-    """How devices compute bfloat16, which decides the form and the arithmetic of a network (`network_forms.py`).
-
-    | class | devices |
-    |---|---|
-    | "gpu" | GPUs with bfloat16 units |
-    | "old gpu" | GPUs, at least one of them from before Ampere |
-    | "amx cpu" | a CPU with AVX512-BF16 and AMX |
-    | "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
-    | "cpu" | any other CPU |
-    | name of another JAX platform, such as "tpu" | its devices |
-    """
-    gpus = [device for device in devices if device.platform == "gpu"]
-    # A GPU of another process may report no compute capability.
-    if any(float(getattr(gpu, "compute_capability", 8)) < 8 for gpu in gpus):
-        return "old gpu"
-    platform = devices[0].platform
-    sets = read_cpu().instruction_sets
-    if platform != "cpu" or "BF16" not in sets:
-        return platform
-    return "amx cpu" if "AMX" in sets else "bfloat16 cpu"
 
 
 # --- Check of placement ------------------------------------------------------------------------------------------
@@ -133,7 +132,12 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
             raise PlacementError(f"{what}: {name} is on {where}; expected on {expected}")
 
 
+# --- The command -------------------------------------------------------------------------------------------------
+
 if __name__ == "__main__":
+    # The report computes the memory of an update, so it imports the learner, which imports this module. It has a
+    # file of its own for this reason, and gets this module by its usual name, not a second copy.
+    sys.modules.setdefault("jaxrl_atari.devices", sys.modules["__main__"])
     from jaxrl_atari import device_report
 
     device_report.run()

@@ -5,7 +5,7 @@ A network is written as a flax module (`networks.py`). The rest of the package g
     make_network(config, num_actions, device_class)       devices of one class learn and act, or only act
     make_networks(config, num_actions, learner, actor)    a session, in which the two classes may differ
 
-`devices.device_class` lists the classes of devices. All forms of a network have the same parameters:
+`hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
     form                 network.conv   computed by
     as written           plain          the module, with XLA's own convolutions
@@ -30,22 +30,23 @@ from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.fast.programs import is_computed_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
+from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import Conv
 from jaxrl_atari.networks import Network, Networks, apply_module, init_params, initial_carry, make_module
 
-BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
+BFLOAT16_CPUS: set[DeviceClass] = {"bfloat16 cpu", "amx cpu"}
 """The classes of CPUs that multiply bfloat16."""
 
-CPUS = {"cpu", *BFLOAT16_CPUS}
+CPUS: set[DeviceClass] = {"cpu", *BFLOAT16_CPUS}
 """The classes of CPUs."""
 
 
-def make_network(config: NetworkConfig, num_actions: int, device_class: str) -> Network:
+def make_network(config: NetworkConfig, num_actions: int, device_class: DeviceClass) -> Network:
     """The network of a config, where devices of this class learn and act, or only act. See `make_networks`."""
     return make_networks(config, num_actions, device_class, device_class).acting
 
 
-def make_networks(config: NetworkConfig, num_actions: int, learner: str, actor: str) -> Networks:
+def make_networks(config: NetworkConfig, num_actions: int, learner: DeviceClass, actor: DeviceClass) -> Networks:
     """The networks of a session, for the class of the devices that learn and that of those that act.
 
     Both store frames in the same layout and compute in the same arithmetic. If a GPU learns and a CPU acts,
@@ -59,12 +60,12 @@ def make_networks(config: NetworkConfig, num_actions: int, learner: str, actor: 
 
 
 @cache
-def _networks_of(module: nn.Module, config: NetworkConfig, learner: str, actor: str) -> Networks:
+def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass, actor: DeviceClass) -> Networks:
     """The networks of a module, whose `dtype` and `for_cpu` are set here.
 
     They are kept by the module, so that another one, registered later under its name, gets its own.
     """
-    classes = {learner, actor}
+    classes: set[DeviceClass] = {learner, actor}
     dtype = compute_dtype(config, classes)
     module = module.clone(dtype=dtype)
     only_cpus = classes <= CPUS
@@ -82,7 +83,7 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: str, actor: 
     return Networks(for_cpus, for_cpus)
 
 
-def compute_dtype(config: NetworkConfig, device_classes: set[str]) -> jnp.dtype:
+def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jnp.dtype:
     """The type of the torso's arithmetic on devices of these classes, as `network.compute_dtype` chooses it.
 
     `auto` is bfloat16 where learner and actor are both GPUs with bfloat16 units (not measured yet). It is also
@@ -101,7 +102,7 @@ def _of_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network
     return Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
 
 
-def _by_hand(dtype: jnp.dtype, device_class: str) -> Network:
+def _by_hand(dtype: jnp.dtype, device_class: DeviceClass) -> Network:
     """The third form: `fast/cpu_conv.py`."""
     apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(device_class, dtype))
     return Network(apply, BLOCKED, jax.jit(partial(cpu_conv.acting_params, dtype=dtype)), dtype)

@@ -12,10 +12,11 @@ import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
-from jaxrl_atari.devices import Placement, device_class, place
+from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
+from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 
 from jaxrl_atari.algorithm import TrainState, find_algorithm, init_train_state, resolved_options, update
 from jaxrl_atari.config import Config, PPOConfig
-from jaxrl_atari.devices import device_class
 from jaxrl_atari.frames import STACK
+from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.network_forms import make_network

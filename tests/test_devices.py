@@ -3,7 +3,7 @@
 import jax
 import pytest
 from fake_cuda import SHOWN, FakeMachine, _machine, python  # noqa: F401
-from simulated_gpus import simulated
+from simulated_gpus import SimulatedGpus, simulated
 
 from jaxrl_atari import device_report
 from jaxrl_atari.config import DevicesConfig
@@ -41,7 +41,7 @@ def _clean(monkeypatch):
 def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-    found, why_none, fault = visible_gpus()
+    found, why_none, fault, _ = visible_gpus()
     assert [gpu.name for gpu in found] == expected
     assert {(gpu.model, gpu.memory) for gpu in found} <= {("H100", 24 * GIB)}
     assert (why_none, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", None)
@@ -55,18 +55,28 @@ def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
         ({"FAKE_NVML_ERROR": "9"}, "there is no NVIDIA driver", None),
         ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18", "driver"),
         ({"FAKE_GPUS": "0"}, "this machine has no GPU", None),
+        ({"FAKE_FAILING": "0:15,1:4,2:15,3:15"}, "NVML failed: GPU 0: 15", "driver"),
     ],
 )
 def test_the_reason_for_no_gpu(variables, why_none, fault, machine, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert visible_gpus() == ((), why_none, fault)
+    assert visible_gpus() == ((), why_none, fault, ())
+
+
+def test_a_gpu_that_fails_does_not_hide_the_others(machine, monkeypatch):
+    monkeypatch.setenv("FAKE_FAILING", "0:15,2:4")  # lost; not permitted, as in a container
+    found = visible_gpus()
+    assert [gpu.name for gpu in found.gpus] == ["GPU-1", "GPU-3"]
+    assert found[1:] == ("", None, ("GPU 0: 15",))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,MIG-gone,0")  # an unknown name ends the list
+    assert [gpu.name for gpu in visible_gpus().gpus] == ["GPU-3"]
 
 
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
     why_none = "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'"
-    assert visible_gpus() == ((), why_none, "plugin")
+    assert visible_gpus() == ((), why_none, "plugin", ())
 
 
 def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
@@ -228,8 +238,8 @@ def test_the_gpus_that_a_config_uses(options, learner, actor, evaluator, machine
 
 
 def test_the_memory_of_an_update_that_cpu_devices_share_is_that_of_their_part():
-    cpus = device_report.learner_devices(DevicesConfig(gpu=False, data_parallel=2), [])
-    assert cpus == jax.devices("cpu")[:2]
+    cpus = device_report.learner_devices(DevicesConfig(gpu=False, data_parallel=2), {})
+    assert cpus == tuple(jax.devices("cpu")[:2])
 
 
 # --- Memory fractions --------------------------------------------------------------------------------------------
@@ -301,13 +311,29 @@ def test_report_of_the_devices():
 
 @pytest.mark.parametrize(
     ("variables", "problem"),
-    [({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18"), ({}, "JAX cannot start on a GPU: ")],
+    [
+        ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18"),
+        ({}, "JAX cannot start on a GPU: "),
+        ({"FAKE_FAILING": "1:15"}, "GPU 1: 15"),
+    ],
 )
 def test_report_of_problems(variables, problem, tmp_path):
-    result = report(FakeMachine(tmp_path).python, **variables)
+    result = report(FakeMachine(tmp_path, gpus=2).python, **variables)
     assert result.returncode == 1, result.stderr
     assert result.stdout.count(f"problem: {problem}") == result.stdout.count(problem) == 1
     assert "no problem found" not in result.stdout
+
+
+def test_the_report_names_the_gpu_that_jax_lacks(simulate, monkeypatch, capsys):
+    monkeypatch.setattr(SimulatedGpus, "start", lambda self: jax.devices("cpu")[2:3])  # GPU 1 of two
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    simulate(2)
+    with pytest.raises(SystemExit, match="1"):
+        device_report.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert "problem: JAX has started without GPU 0" in lines
+    for choice in ("auto  an error", "true  an error", "false cpu:0", "0     an error", "1     cpu:2"):
+        assert f"devices.gpu = {choice}" in lines
 
 
 def test_a_machine_without_a_gpu_has_no_problem(tmp_path):

@@ -21,12 +21,13 @@ from fake_cuda import SHOWN, FakeMachine, python
 from simulated_gpus import simulated
 from user_commands import ROOT, free_address, user_environment
 
-from jaxrl_atari import devices
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
-from jaxrl_atari.devices import device_class, pick_device, place
+from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
+from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.hardware.runtime import DETERMINISTIC
@@ -211,7 +212,7 @@ def test_bfloat16_is_the_choice_for_gpus_that_have_it(capability, expected):
     ("sets", "expected"), [(("AVX2",), "cpu"), (("AVX2", "BF16"), "bfloat16 cpu"), (("BF16", "AMX"), "amx cpu")]
 )
 def test_the_class_of_a_cpu_is_what_it_multiplies(sets, expected, monkeypatch):
-    monkeypatch.setattr(devices, "read_cpu", lambda: Cpu("a CPU", sets, 2))
+    monkeypatch.setattr(cpu, "read_cpu", lambda: Cpu("a CPU", sets, 2))
     assert device_class(jax.devices("cpu")[0]) == expected
 
 

@@ -77,6 +77,7 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.frames import BLOCKED, STACK
+from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import UNROLLED, as_words, from_words
 from jaxrl_atari.networks import Observation, Outputs
 
@@ -113,14 +114,14 @@ def acting_params(params: Any, dtype: Any) -> Any:
     return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
-def chunk_size(device_class: str, dtype: Any) -> int:
+def chunk_size(device_class: DeviceClass, dtype: Any) -> int:
     """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
 
     On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other
     CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
 
     Args:
-        device_class: as `devices.device_class` names it.
+        device_class: class of the device that computes.
         dtype: type of the torso's arithmetic.
     """
     if jnp.dtype(dtype) == jnp.float32:

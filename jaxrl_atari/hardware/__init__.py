@@ -3,6 +3,7 @@
 | module | content |
 |---|---|
 | cpu | cores, instruction sets, and the CPU quota of a container |
+| device_class | classes of devices by how they compute bfloat16 |
 | gpus | the GPUs that a process may use, found without starting JAX |
 | choice | the GPUs that a config asks for; how JAX is limited to these and started |
 | memory | the share of a GPU's memory that JAX reserves |

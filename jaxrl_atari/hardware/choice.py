@@ -1,4 +1,4 @@
-"""Choice of GPUs: which ones a config asks for, how sessions rotate over them, and how JAX starts on them.
+"""Choice of GPUs: which ones a config asks for, how sessions divide them, and how JAX starts on them.
 
 The process that starts the sessions of a trial calls `session_gpus`, to divide the GPUs among them. Each process
 that trains then calls `limit_jax`, so that JAX sees only the GPUs of its session, and `start_gpus`. Of the
@@ -40,10 +40,10 @@ def choose_gpu(option: GpuOption | Literal["learner"], visible: VisibleGpus, fie
     Raises:
         ConfigError: there is no such GPU; the message names the visible ones.
     """
-    models = [gpu.model for gpu in visible.gpus]
-    if option is False or option == "learner" or (option == "auto" and not models):
+    if option is False or option == "learner" or (option == "auto" and not visible.gpus):
         return None
-    index = 0 if option == "auto" or option is True else option
+    index = gpu_index(option) or 0  # `auto` and True mean the first one
+    models = [gpu.model for gpu in visible.gpus]
     listed = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {visible.why_none}"
     hint = "use auto or false to run on the CPU"
     require(index < len(models), field, option, f"a visible GPU (visible: {listed})", hint)
@@ -115,22 +115,28 @@ def _num_cpu_devices() -> int:
 # --- Rotation ----------------------------------------------------------------------------------------------------
 
 
-def rotate(session: int, count: int, per_session: int, offset: int) -> tuple[int, ...]:
-    """The consecutive GPUs of a session, as indices into `count` visible ones.
+def rotate(number: int, count: int, per_session: int, offset: int) -> tuple[int, ...]:
+    """A block of consecutive GPUs for one session, as indices into `count` visible ones.
 
-    With one GPU per session, the index is `(session + offset) % count`. If `count` is not a multiple of
+    With one GPU per session, the index is `(number + offset) % count`. If `count` is not a multiple of
     `per_session`, the remaining GPUs stay idle, so that two sessions share all their GPUs or none.
+
+    Args:
+        number: number of the block; the blocks come again in the same order.
+        per_session: GPUs in a block.
+        offset: the GPU at which block 0 starts.
     """
-    first = session * per_session + offset
+    first = number * per_session + offset
     used = count - count % per_session
     return tuple((first + i) % used for i in range(per_session))
 
 
 def session_gpus(devices: DevicesConfig, position: int) -> tuple[tuple[int, ...], str]:
-    """The GPUs that the session at `position` among all sessions of a trial, suite or sweep may use.
+    """The GPUs of the session at `position` among the first sessions of a trial, suite or sweep.
 
-    With `auto` and `true` the sessions rotate, starting at CUDA_OFFSET; with an index they do not. If the actor or
-    the evaluator has an index, the session sees all GPUs, because the index counts all of them.
+    With `auto` and `true` these sessions take the visible GPUs in order, starting at CUDA_OFFSET; each later one
+    takes GPUs that become free (`trials/processes.py`). With an index, all sessions have the same GPUs. If the
+    actor or the evaluator has an index, a session sees all GPUs, because the index counts all of them.
 
     Returns:
         The indices of its GPUs, empty for the CPU; and the reason.

@@ -5,13 +5,13 @@ In a single process, `sum_over_processes`, `gather_rows` and `agree` return thei
 
 import re
 import socket
+from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 
 import jax
 import numpy as np
 from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
 
-from jaxrl_atari.cli.signals import interrupted
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import limit_jax
@@ -22,10 +22,14 @@ WAIT_SECONDS = 24 * 3_600
 """Time that a process waits for the others to start."""
 
 
-def join_processes(devices: DevicesConfig) -> None:
+def join_processes(devices: DevicesConfig, cancelled: Callable[[], bool] = lambda: False) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
+    Args:
+        cancelled: asked while this process waits for the others; if true, the wait ends.
+
     Raises:
+        KeyboardInterrupt: `cancelled` was true.
         UserError: the options do not say where the other processes are, or process 0 cannot use its port.
     """
     limit_jax(devices)
@@ -55,7 +59,7 @@ def join_processes(devices: DevicesConfig) -> None:
             joined = thread.apply_async(jax.distributed.initialize, kwds=options)
             while not joined.ready():
                 joined.wait(0.2)
-                if interrupted():
+                if cancelled():
                     raise KeyboardInterrupt
             joined.get()
     except (RuntimeError, ValueError) as error:

@@ -35,6 +35,7 @@ class VisibleGpus(NamedTuple):
     why_none: str = ""  # why `gpus` is empty
     fault: Literal["driver", "plugin"] | None = None
     """What keeps GPUs from being used: a failing driver, or JAX's CUDA plugin, which is not installed."""
+    failing: tuple[str, ...] = ()  # errors of GPUs that NVML lists and cannot read; they have no index
 
 
 # --- Providers ---------------------------------------------------------------------------------------------------
@@ -79,15 +80,17 @@ class Nvidia:
             return VisibleGpus((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
         try:
             _start_nvml()
-            handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-            found = obey_cuda_visible_devices([_gpu(handle) for handle in handles], _mig_slice)
+            gpus, errors = _readable_gpus()
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
                 return VisibleGpus((), "there is no NVIDIA driver")
             return VisibleGpus((), f"NVML failed: {error}", "driver")
+        if errors and not gpus:
+            return VisibleGpus((), f"NVML failed: {errors[0]}", "driver")
+        found = obey_cuda_visible_devices(gpus, _mig_slice)._replace(failing=tuple(errors))
         if found.gpus and not any("cuda" in name for name in _jax_plugins()):
             why = "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'"
-            return VisibleGpus((), why, "plugin")
+            return VisibleGpus((), why, "plugin", found.failing)
         return found
 
     def forbid(self, why: str) -> None:
@@ -173,6 +176,22 @@ def _start_nvml() -> None:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by default, CUDA numbers the fastest GPU first
 
 
+def _readable_gpus() -> tuple[list[Gpu], list[str]]:
+    """The GPUs of this machine that NVML can read, in the order of their indices, and the errors of the others.
+
+    A GPU without permission, in a container or in a job on a cluster, is no error where another one is permitted.
+    Like CUDA, the indices leave out every GPU that cannot be used.
+    """
+    gpus, denied, errors = [], [], []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            gpus.append(_gpu(nvml.nvmlDeviceGetHandleByIndex(index)))
+        except nvml.NVMLError as error:
+            is_denied = error.value == nvml.NVML_ERROR_NO_PERMISSION
+            (denied if is_denied else errors).append(f"GPU {index}: {error}")
+    return gpus, errors if gpus else errors + denied
+
+
 def _gpu(handle: Any) -> Gpu:
     memory = 0
     with contextlib.suppress(nvml.NVMLError):  # a GPU that shares its CPU's memory reports none
@@ -181,7 +200,10 @@ def _gpu(handle: Any) -> Gpu:
 
 
 def _mig_slice(name: str) -> Gpu | None:
-    return _gpu(nvml.nvmlDeviceGetHandleByUUID(name)) if name.startswith("MIG-") else None
+    if name.startswith("MIG-"):
+        with contextlib.suppress(nvml.NVMLError):  # there is no slice of that name
+            return _gpu(nvml.nvmlDeviceGetHandleByUUID(name))
+    return None
 
 
 def _jax_plugins() -> list[str]:

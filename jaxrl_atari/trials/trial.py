@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_atari.cli.signals import interrupted
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.config_dicts import changed_fields
@@ -84,7 +85,7 @@ def run_training(
     run_dir = None if run_dir is None else Path(run_dir).expanduser()
     before = _config_to_resume(config, run_dir)
     if config.devices.distributed:
-        distributed.join_processes(config.devices)
+        distributed.join_processes(config.devices, cancelled=interrupted)
     if not distributed.is_leader():
         run_dir = Path(distributed.agree(""))  # the leader's answer
         _follow(config, run_dir, stop)

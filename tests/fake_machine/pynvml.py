@@ -1,13 +1,14 @@
 """A stand-in for NVML: a machine with FAKE_GPUS GPUs of 24 GiB; GPU i is 10 i percent busy and uses i GiB.
 
 The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting
-gives.
+gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`.
 """
 
 import os
 from types import SimpleNamespace
 
-NVML_ERROR_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 6, 9, 12
+NVML_ERROR_NO_PERMISSION, NVML_ERROR_NOT_FOUND = 4, 6
+NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 9, 12
 NVML_TEMPERATURE_GPU = 0
 calls = []
 
@@ -36,6 +37,10 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
+    failing = filter(None, os.environ.get("FAKE_FAILING", "").split(","))
+    errors = dict(map(int, entry.split(":")) for entry in failing)
+    if index in errors:
+        raise NVMLError(errors[index])
     return index
 
 
