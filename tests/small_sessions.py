@@ -28,13 +28,30 @@ def fail(job, *, on_first_update):
     from jaxrl_atari.errors import ConfigError
 
     print("it begins", flush=True)
-    print(f"session {job.session}  it goes on", flush=True)
+    print(f"{job.name}  it goes on", flush=True)
     if job.session == 1:
         raise ConfigError("seed", -1, "another one")
     if job.session == 2:
         raise ValueError("a bug")
     if job.session == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def begin_together(job, *, on_first_update):
+    """Neither of two sessions gets past its beginning without the other."""
+    (job.run_dir / f"begun {job.session}").touch()
+    wait_for(job.run_dir / f"begun {1 - job.session}")
+    on_first_update()
+
+
+def train_and_fail(job, *, stop_requested, on_first_update):
+    """Each session fails with a `UserError`: session 0 after its first update, session 1 before."""
+    from jaxrl_atari.errors import ConfigError
+
+    if job.session == 0:
+        on_first_update()
+    print("a line of output")
+    raise ConfigError("seed", job.session, "another one")
 
 
 def take_turns(job, *, on_first_update):

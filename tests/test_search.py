@@ -484,7 +484,7 @@ def test_a_task_that_was_interrupted_was_not_stopped(raised, was_stopped, failur
     def run():
         raise raised
 
-    end = ray_cluster.run_in_worker(tmp_path, MachineShare(1.0, 1), lambda: False, run)
+    end = ray_cluster.run_in_worker(tmp_path, MachineShare(1.0, 1), lambda: False, run, lambda: False)
     assert (end.was_stopped, end.failure and end.failure.reason) == (was_stopped, failure)
 
 
@@ -595,6 +595,39 @@ def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_saved(tmp_pat
     assert process.returncode == 1, output
     assert output.splitlines()[-1] == "OSError: no results"
     assert (tmp_path / "saved").exists(), output
+
+
+FAILING = """
+import sys
+from pathlib import Path
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.trials.launch import Job
+from jaxrl_atari.trials.ray_cluster import set_up_ray
+from jaxrl_atari.trials.resources import ResourcesConfig
+import small_sessions
+
+folder = Path(sys.argv[1])
+devices = DevicesConfig(gpu=False)
+set_up_ray("", devices, ResourcesConfig())
+from jaxrl_atari.trials.ray_tasks import run_on_ray  # imports Ray
+
+jobs = [Job(Config(), folder, number, description={}, position=number) for number in range(2)]
+run_on_ray(jobs, small_sessions.train_and_fail, lambda job, failure: job.say(f"{failure.reason}"),
+           directory=folder, address="", devices=devices, resources=ResourcesConfig())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_what_a_session_wrote_is_kept_on_a_cluster_once_it_has_trained(tmp_path):
+    """Session 1 was refused before its first update: its new directory is removed."""
+    process = start("-c", FAILING, tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    output, _ = process.communicate(timeout=250)
+    assert process.returncode == 0, output
+    for number in range(2):
+        assert f"session {number}  seed = {number}: expected another one" in output
+    assert (tmp_path / "session_0/output.txt").read_text() == "a line of output\n"
+    assert not (tmp_path / "session_1").exists()
 
 
 def test_why_ray_did_not_start_is_one_true_line(tmp_path):

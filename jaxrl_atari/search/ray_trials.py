@@ -18,7 +18,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.imports import Code, code_to_send, import_sent
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.layout import OUTPUT_FILE, trial_dir
+from jaxrl_atari.runs.layout import OUTPUT_FILE, session_dirs, trial_dir
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure
 from jaxrl_atari.trials.ray_cluster import (
     KILLED,
@@ -94,7 +94,10 @@ def _train_in_task(
         import_sent(code)
         train(directory, share, stop_requested)
 
-    return run_in_worker(directory, share, stop_requested, run)._asdict()
+    def has_begun() -> bool:
+        return bool(session_dirs(directory))  # a session that is refused removes its new directory
+
+    return run_in_worker(directory, share, stop_requested, run, has_begun)._asdict()
 
 
 def _dirname(trial: Any) -> str:

@@ -25,7 +25,7 @@ from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.option_forms import gpu_index
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.runs.layout import OUTPUT_FILE, session_dirs, session_files
+from jaxrl_atari.runs.layout import OUTPUT_FILE
 from jaxrl_atari.trials.launch import Failure, attempt
 from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig, allot, check_gpus
 
@@ -148,15 +148,20 @@ class TaskEnd(NamedTuple):
 
 
 def run_in_worker(
-    folder: Path, share: MachineShare, stop_requested: Callable[[], bool], run: Callable[[], object]
+    folder: Path,
+    share: MachineShare,
+    stop_requested: Callable[[], bool],
+    run: Callable[[], object],
+    has_begun: Callable[[], bool],
 ) -> TaskEnd:
     """Runs a task in its process on the cluster. Its output goes to output.txt in its folder.
 
     Args:
-        folder: is made if it does not exist. A new folder is removed again if no session could begin, for a reason
-            that the user can correct: the command prints that reason.
+        folder: is made if it does not exist. A new folder is removed again if the task has failed before it began,
+            for a reason that the user can correct: the command prints that reason.
         stop_requested: returns whether a stop has been requested. Then the task does not begin.
         run: runs the task, and raises `Stopped` if it was stopped.
+        has_begun: returns whether a session of the task has trained. Asked after `run`.
     """
     is_new = not folder.exists()
     failure = attempt(folder.mkdir, parents=True, exist_ok=True)
@@ -177,7 +182,7 @@ def run_in_worker(
         except KeyboardInterrupt:  # it would end this thread, for whose result others wait
             end = TaskEnd(failure=Failure("interrupted before its last checkpoint was written"))
     was_refused = end.failure is not None and end.failure.correctable
-    if is_new and was_refused and not session_files(folder) and not session_dirs(folder):
+    if is_new and was_refused and not has_begun():
         shutil.rmtree(folder, ignore_errors=True)
     return end
 

@@ -8,6 +8,7 @@ requested, the file `stop`.
 import os
 import pickle
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
@@ -173,11 +174,13 @@ def _train_in_task(code: Sequence[Code], packed: PackedJob, share: MachineShare,
     """
     (notes / str(packed.position)).write_text(str(os.getpid()))
     stop_requested = (notes / "stop").exists
+    updated = threading.Event()  # set after the first update
 
     def run() -> None:
         import_sent(code)
         train, job = pickle.loads(packed.pickled)
-        train(job._replace(config=share.configure(job.config)), stop_requested=stop_requested)
+        job = job._replace(config=share.configure(job.config))
+        train(job, stop_requested=stop_requested, on_first_update=updated.set)
 
     with ThreadPool(1) as thread:
-        return thread.apply(run_in_worker, (packed.folder, share, stop_requested, run))
+        return thread.apply(run_in_worker, (packed.folder, share, stop_requested, run, updated.is_set))
