@@ -44,6 +44,7 @@ def run_session(
     session_dir: Path,
     session_number: int = 0,
     *,
+    label: str = "",
     resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
@@ -54,6 +55,7 @@ def run_session(
 
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
+        label: stands before each printed line. Empty: `session 0`, with the session's number.
         resume: continue from the newest sound checkpoint, if there is one.
         writers: receive the log points, as the writers of `config.log` do. They are not closed. An error of a
             writer ends the session.
@@ -68,7 +70,7 @@ def run_session(
             another process is training in `session_dir`, or it holds a session and `resume` is false.
         Stopped: stopped on request, after the last checkpoint was written. It is a `KeyboardInterrupt`.
     """
-    terminal = TerminalWriter(config.total_env_steps, f"session {session_number}")
+    terminal = TerminalWriter(config.total_env_steps, label or f"session {session_number}")
     with (
         contextlib.closing(terminal),
         open_session(

@@ -293,7 +293,9 @@ def test_a_stopped_suite_says_how_to_go_on_and_how_far_it_came(tmp_path):
             if "env_steps" in line:
                 break
         process.send_signal(signal.SIGTERM)
-        _, error = process.communicate(timeout=120)
+        output, error = process.communicate(timeout=120)
+    assert line.startswith("game Pong  session 0    ")
+    assert "\ngame Pong  session 0  stopping after this update, with a last checkpoint\n" in f"\n{output}"
     assert process.returncode == 130, error
     assert error.splitlines()[-1] == f"stopped; go on with {' '.join(['python', *command[1:]])}"
     last = read_csv(suite_dir / "Pong" / "session_0" / "metrics.csv")[-1]["env_steps"]

@@ -484,6 +484,15 @@ def test_the_first_session_compiles_and_a_free_gpu_takes_the_next_one(tmp_path, 
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("variable", ["JAXRL_ATARI_NO_TUNING=1", "JAX_COMPILATION_CACHE_DIR="])
+def test_without_a_cache_no_session_waits_for_the_programs_of_another(variable, tmp_path, capfd, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv(*variable.split("="))
+    assert run(tmp_path, small_sessions.begin_together, 2) == {0: None, 1: None}
+    assert "compiles first" not in capfd.readouterr().out
+
+
+@pytest.mark.long
 def test_a_session_with_other_programs_does_not_wait(tmp_path):
     run(tmp_path, small_sessions.take_turns, 3, slots=2, parallel=3, programs=[7, 7, 8])
     notes = (tmp_path / "notes").read_text().splitlines()

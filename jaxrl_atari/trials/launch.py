@@ -40,8 +40,8 @@ class Job(NamedTuple):
         return "  ".join(filter(None, (game, self.setting, f"session {self.session}")))
 
     def say(self, line: str) -> None:
-        """Prints a line after the job's name. The session's own lines begin with its number already."""
-        say(f"{self.name}  {line.removeprefix(f'session {self.session}  ')}")
+        """Prints a line after the job's name, with which the lines that the session prints begin already."""
+        say(f"{self.name}  {line.removeprefix(f'{self.name}  ')}")
 
 
 class Failure(NamedTuple):

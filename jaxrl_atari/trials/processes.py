@@ -22,13 +22,18 @@ from typing import Any
 from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.hardware.runtime import jax_config
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train, attempt
 from jaxrl_atari.trials.slots import Slot
 
+KEEPS_PROGRAMS = "keeps programs"
+"""The message of a session's process that it keeps compiled programs in a cache; see `tune_process`."""
+
 COMPILED = "compiled"
-"""The message that the process of a session sends after the first update. Its other message is a `Failure`."""
+"""The message of a session's process that no other need wait for its programs: it has compiled them, in its first
+update, or keeps none. A process also sends the `Failure` of its session."""
 
 _SPAWN = multiprocessing.get_context("spawn")
 
@@ -79,8 +84,10 @@ def run_processes(
     Of several slots that are equally busy, a job gets slot `job.position % len(slots)` if it is one of them.
 
     Where several sessions run the same compiled programs, the first one compiles them while the others wait. The
-    others then read them from the cache of compiled programs. The output of a process is printed line by line
-    after the name of its session; if `parallel` is 1, the process writes to the terminal itself.
+    others then read them from the cache of compiled programs. Without a cache, none waits.
+
+    The output of a process is printed line by line after the name of its session; if `parallel` is 1, the process
+    writes to the terminal itself.
 
     Args:
         jobs, train, on_end: see `Launcher`. `train` must be picklable.
@@ -129,7 +136,8 @@ class _Processes:
         self._train = train
         self._slots = slots
         self._parallel = parallel
-        self._compiled: set[int] = set()  # `Job.program` of the programs that a session has compiled
+        self._announced: set[int] = set()  # `Job.program` of the programs whose compiler has been named
+        self._compiled: set[int] = set()  # `Job.program` of the programs for which no session need wait
 
     def start_next(self) -> bool:
         """Starts the first job whose programs no other session is compiling, if there is room for a process.
@@ -145,9 +153,6 @@ class _Processes:
         index = self._least_busy_slot(job)
         slot = self._slots[index]
         job.say(slot.text)
-        others = sum(job.program == other.program for other in self.waiting)
-        if self._parallel > 1 and others and job.program not in self._compiled:
-            job.say(f"compiles first; {counted(others, 'session')} with the same programs will read them")
         self.running.append(_Child(job, index, self._train, slot.variables, captured=self._parallel > 1))
         return True
 
@@ -160,9 +165,20 @@ class _Processes:
     def read(self) -> list["_Child"]:
         """Reads the output and messages of all processes, and returns the processes that have ended."""
         ended = [child for child in self.running if child.read()]
-        self._compiled |= {child.job.program for child in self.running if child.has_compiled}
+        for child in self.running:
+            if child.keeps_programs:
+                self._announce(child.job)
+            if child.has_compiled:
+                self._compiled.add(child.job.program)
         self.running = [child for child in self.running if child not in ended]
         return ended
+
+    def _announce(self, job: Job) -> None:
+        """Prints, once for each program, which session compiles it and how many wait for that."""
+        others = sum(job.program == other.program for other in self.waiting)
+        if self._parallel > 1 and others and job.program not in self._announced:
+            self._announced.add(job.program)
+            job.say(f"compiles first; {counted(others, 'session')} with the same programs will read them")
 
     def stop(self) -> None:
         """Asks each process to stop. No other process is started."""
@@ -189,6 +205,7 @@ class _Child:
         self.job = job
         self.slot_index = slot_index
         self.failure: Failure | None = None
+        self.keeps_programs = False
         self.has_compiled = False
         self._line = b""  # the beginning of a line whose end has not been read yet
         self._messages, write_messages = _SPAWN.Pipe(duplex=False)
@@ -211,6 +228,8 @@ class _Child:
             message = self._messages.recv()
             if isinstance(message, Failure):
                 self.failure = message
+            elif message == KEEPS_PROGRAMS:
+                self.keeps_programs = True
             else:
                 self.has_compiled = True
         output = self._output
@@ -260,6 +279,8 @@ def _run(
 
     def main() -> None:
         tune_process()
+        keeps_programs = jax_config.jax_enable_compilation_cache and jax_config.jax_compilation_cache_dir
+        send(KEEPS_PROGRAMS if keeps_programs else COMPILED)
         failure = attempt(train, job, on_first_update=lambda: send(COMPILED))
         if failure is not None:
             send(failure)

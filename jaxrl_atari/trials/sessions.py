@@ -100,7 +100,7 @@ def train_job(
             for writer in writers:
                 exits.callback(writer.close)
         quick = not config.devices.distributed
-        signals = exits.enter_context(StopRequest(f"session {job.session}", quick))
+        signals = exits.enter_context(StopRequest(job.name, quick))
 
         def after_first_update() -> None:
             signals.training = True
@@ -114,6 +114,7 @@ def train_job(
             config,
             directory,
             job.session,
+            label=job.name,
             resume=True,
             writers=[SessionWriter(each, job.session, config.seed + job.session) for each in (*writers, rule)],
             on_first_update=after_first_update,
