@@ -9,16 +9,17 @@ to the device and one action back; frames are stored, stacked and turned into ac
         newest, episodes        on the host: their newest step, and counts of the games in progress
         past: Past              on the device: what the next rollout starts from
     GroupRollout                one rollout of a group, while it is played
-        outcome: Outcome        on the host: what the emulators answer (rewards, ends of games)
+        Outcome                 on the host: what the emulators answer (rewards, ends of games)
         ActorState              on the device: what the policy sees and does; `act` takes it and returns the next
-    Rollout                     what `finish_rollout` makes of these two, over all groups of a device
+    FinishedRollout             these two when the rollout is full, on the device
+    Rollout                     what `join_groups` makes of them, over all groups of a device
     Collected                   the rollouts of all devices, and the games that ended: the result of `collect`
 
 **Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
-turns: one steps its emulators while the policy acts for the other. Seeds, actions and minibatches depend on the
-numbers of the environments alone, so the number of devices and groups does not change what is computed, beyond the
-rounding of sums. Several processes differ: they keep no record of their games, so their environments never get the
-new seeds of anchors (`groups.py`).
+turns: one steps its emulators while the policy acts for the other. Seeds and actions depend on the numbers of the
+environments alone, so the number of devices and groups does not change what is played, beyond the rounding of the
+parameters. Several processes differ: they keep no record of their games, so their environments never get the new
+seeds of anchors (`groups.py`).
 
 **Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
 steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:
@@ -79,9 +80,12 @@ def collect(
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
     length = groups[0][0].rollout_length
-    by_device = [[group.new_rollout(key) for group in on_device] for on_device in groups]
+    by_device = [
+        [group.new_rollout(key, device_params) for group in on_device]
+        for on_device, device_params in zip(groups, params, strict=True)
+    ]
     # In one turn each device plays one of its groups: first the first ones, then the second ones, and so on.
-    turns = [list(zip(turn, params, strict=True)) for turn in zip(*by_device, strict=True)]
+    turns = list(zip(*by_device, strict=True))
     games: list[FinishedGame] = []
     started = 0.0
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
@@ -89,22 +93,21 @@ def collect(
         for turn in turns:
             # Receiving alternates with starting, so the policy of one device runs while the emulators of the next
             # one are waited for. All policies have been started before the first actions are waited for.
-            actions = []
-            for group_rollout, device_params in turn:
+            for each in turn:
                 if t > 0:
-                    games += group_rollout.receive(t - 1)
-                actions.append(group_rollout.start_policy(device_params))
+                    games += each.receive(t - 1)
+                each.start_policy()
             if t < length:  # the actions of step T are not sent: the next rollout draws its own
-                for (group_rollout, _), action in zip(turn, actions, strict=True):
-                    group_rollout.send(action)
+                for each in turn:
+                    each.send()
         if t == 0:  # the first actions have waited for the update
             started = time.perf_counter()
-    group_rollouts = list(itertools.chain(*by_device))
-    waiting = sum(group_rollout.waited_seconds for group_rollout in group_rollouts)
+    all_rollouts = list(itertools.chain(*by_device))
+    waiting = sum(each.waited_seconds for each in all_rollouts)
     policy = time.perf_counter() - started - waiting
     return Collected(
-        rollouts=[finish_rollout([each.finish() for each in on_device]) for on_device in by_device],
-        env_steps=sum_over_processes(sum(group_rollout.env_steps for group_rollout in group_rollouts)),
+        rollouts=[join_groups([each.finish() for each in on_device]) for on_device in by_device],
+        env_steps=sum_over_processes(sum(each.env_steps for each in all_rollouts)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         policy_seconds=policy,
@@ -139,13 +142,14 @@ def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[Finishe
 class EnvGroup:
     """Environments that step together on one device, and what their next rollout starts from.
 
-    Between two rollouts a checkpoint takes what `take_games` returns, and `past.carry`. A group that is made later
-    continues from these (`resume`).
+    A new group resets its emulators: its first rollout starts new games. Between two rollouts a checkpoint takes
+    what `take_games` returns, and `past.carry`. A group that is made later continues from these (`resume`).
 
-    Attributes:
-        newest: the emulators' newest step.
-        episodes: counts the games in progress.
-        past: what the policy saw and remembers before that step.
+    What the next rollout starts from:
+
+        newest      the emulators' newest step
+        episodes    counts of the games in progress
+        past        what the policy saw and remembers before the newest step
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -185,10 +189,15 @@ class EnvGroup:
         self.episodes = episodes
         self.past = jax.device_put(past, self.device)
 
-    def new_rollout(self, key: jax.Array) -> GroupRollout:
-        """A rollout before its step 0, whose actions derive from `key`. It is finished before the next one."""
+    def new_rollout(self, key: jax.Array, params: Any) -> GroupRollout:
+        """A rollout before its step 0. It is finished before the next one begins.
+
+        Args:
+            key: the source of its actions.
+            params: what `Network.acting_params` returned, on this group's device.
+        """
         key = jax.device_put(key, self.device)
-        return GroupRollout(self, begin_rollout(self.past, key, self._env_index, self.rollout_length))
+        return GroupRollout(self, params, begin_rollout(self.past, key, self._env_index, self.rollout_length))
 
     def take_games(self) -> tuple[GamesInProgress, Segment] | None:
         """Ends a segment of the log of actions, for a checkpoint between two rollouts.
@@ -229,13 +238,16 @@ class GroupRollout:
     and in step T `start_policy` alone, for the bootstrap value. Then it calls `finish`.
 
     Args:
-        group: its `newest` and `episodes` change with each step.
+        group: its `newest` and `episodes` change with each step, and its `past` when the rollout is finished.
+        params: the parameters to act with.
         state: what `begin_rollout` returned.
     """
 
-    def __init__(self, group: EnvGroup, state: ActorState):
+    def __init__(self, group: EnvGroup, params: Any, state: ActorState):
         self.group = group
+        self._params = params
         self._state = state
+        self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
         shape = (group.rollout_length, group.pool.num_envs)
         self.outcome = Outcome(
             reward=np.zeros(shape, np.float32),
@@ -246,8 +258,8 @@ class GroupRollout:
         self.waited_seconds = 0.0  # for the emulators
         self.env_steps = 0  # auto-reset steps do not count
 
-    def start_policy(self, params: Any) -> jax.Array:
-        """Starts the policy on the newest frames, and returns the action of each environment, int32 [B].
+    def start_policy(self) -> None:
+        """Starts the policy on the newest frames: an action for each environment, which `send` waits for.
 
         The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
         Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
@@ -255,16 +267,15 @@ class GroupRollout:
         """
         group = self.group
         if group.check:
-            check_placement("acting", {"params": params, "state": self._state}, [group.device])
-        newest = group.newest
+            check_placement("acting", {"params": self._params, "state": self._state}, [group.device])
+        frame, first = group.newest.frame, group.newest.first
         with jax.transfer_guard_host_to_device("allow"):
-            self._state, action = act(group.network, params, self._state, newest.frame, newest.first)
-        return action
+            self._state, self._action = act(group.network, self._params, self._state, frame, first)
 
-    def send(self, action: jax.Array) -> None:
+    def send(self) -> None:
         """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
         with jax.transfer_guard_device_to_host("allow"):
-            actions = np.asarray(action)
+            actions = np.asarray(self._action)
         self.group.pool.send(actions)
 
     def receive(self, t: int) -> list[FinishedGame]:
@@ -289,21 +300,25 @@ class GroupRollout:
         self.env_steps += int(np.sum(counts))
         return [game._replace(env=group.first_env + game.env) for game in group.episodes.count(newest, t)]
 
-    def finish(self) -> tuple[ActorState, Outcome]:
-        """Ends the rollout, which is full, and returns it. The group keeps what the next one starts from."""
-        state = self._state
-        del self._state  # its memory is free once `finish_rollout` has made a `Rollout` of it
-        self.group.past = past_of(state)
-        return state, jax.device_put(self.outcome, self.group.device)
+    def finish(self) -> FinishedRollout:
+        """Ends the rollout, which is full. The group keeps what the next one starts from."""
+        group, state = self.group, self._state
+        del self._state  # its memory is free once `join_groups` has made a `Rollout` of it
+        finished = FinishedRollout(state, jax.device_put(self.outcome, group.device), group.past.carry)
+        group.past = past_of(state)
+        return finished
 
 
 class Outcome(NamedTuple):
-    """What the emulators answer in each step of a rollout: NumPy, [T, B]. See `Rollout`."""
+    """What the emulators answer in each step of a rollout, [T, B]. See `Rollout`.
 
-    reward: np.ndarray
-    terminated: np.ndarray
-    truncated: np.ndarray
-    weight: np.ndarray
+    NumPy arrays while the rollout is played; `GroupRollout.finish` puts them on the device.
+    """
+
+    reward: np.ndarray | jax.Array
+    terminated: np.ndarray | jax.Array
+    truncated: np.ndarray | jax.Array
+    weight: np.ndarray | jax.Array
 
 
 # --- The policy, on the device -----------------------------------------------------------------------------------
@@ -341,9 +356,16 @@ class ActorState(NamedTuple):
     log_prob: jax.Array  # float32 [T + 1, B]
     value: jax.Array  # float32 [T + 1, B]
     # The memory of a recurrent network, [B, ...]; empty for others.
-    carry_at_start: Any = ()  # before step 0: the learner starts from it
     carry_before: Any = ()  # before the newest step: after step T, the next rollout starts from it
     carry: Any = ()  # after the newest step
+
+
+class FinishedRollout(NamedTuple):
+    """The rollout of a group, full: all of it is on the device."""
+
+    state: ActorState
+    outcome: Outcome
+    carry: Any = ()  # [B, ...]: the memory before step 0, from which the learner starts
 
 
 @partial(jax.jit, static_argnames="rollout_length")
@@ -356,7 +378,7 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
     """
     # `act` donates the state, so no array of it may be an input of this function, or occur twice.
     last_age, env_index, key = jax.tree.map(jnp.copy, (past.age, env_index, key))
-    at_start, before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(3))
+    carry_before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(2))
     per_step = (rollout_length + 1, len(past.age))
     frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
     return ActorState(
@@ -369,8 +391,7 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
         action=jnp.zeros(per_step, jnp.int32),
         log_prob=jnp.zeros(per_step, jnp.float32),
         value=jnp.zeros(per_step, jnp.float32),
-        carry_at_start=at_start,
-        carry_before=before,
+        carry_before=carry_before,
         carry=carry,
     )
 
@@ -424,15 +445,18 @@ def past_of(state: ActorState) -> Past:
 
 
 @jax.jit
-def finish_rollout(groups: Sequence[tuple[ActorState, Outcome]]) -> Rollout:
-    """The rollout over all groups of a device, from what `GroupRollout.finish` returned for each of them."""
-    parts = [
-        ((state.frames, state.age, state.action, state.log_prob, state.value), outcome)
-        for state, outcome in groups
+def join_groups(groups: Sequence[FinishedRollout]) -> Rollout:
+    """The rollout over all groups of a device: their environments side by side."""
+    per_step = [
+        (
+            (each.state.frames, each.state.age, each.state.action, each.state.log_prob, each.state.value),
+            each.outcome,
+        )
+        for each in groups
     ]
-    on_device, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *parts)
-    frames, age, action, log_prob, value = on_device
-    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(state.carry_at_start for state, _ in groups))
+    joined, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *per_step)
+    frames, age, action, log_prob, value = joined
+    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(each.carry for each in groups))
     return Rollout(
         frames=frames,
         age=age,
