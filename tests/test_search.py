@@ -597,6 +597,17 @@ def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_saved(tmp_pat
     assert (tmp_path / "saved").exists(), output
 
 
+def test_the_error_of_the_process_that_starts_ray_is_named(tmp_path, monkeypatch):
+    (tmp_path / "jaxrl_atari").mkdir()
+    (tmp_path / "jaxrl_atari/__init__.py").write_text("raise RuntimeError('a broken installation')")
+    monkeypatch.chdir(tmp_path)  # from where the process imports first
+    with (
+        pytest.raises(UserError, match=r"^Ray did not start: RuntimeError: a broken installation$"),
+        ray_cluster.cluster("", DevicesConfig(gpu=False)),
+    ):
+        pass
+
+
 FAILING = """
 import sys
 from pathlib import Path

@@ -116,6 +116,8 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
         (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
         (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2: expected a number from 0 to 1"),
         (["--vary", "ppo.gamma=0.9,0.90"], "each value once"),
+        (["--vary", "ppo.gamma=1,1.0"], "each value once"),
+        (["--vary", "ppo.epochs=1,true"], "ppo.epochs = True: expected a whole number"),
         (["--vary", "ppo.gamma=0.9", "--vary", "ppo.gamma=0.8"], "expected ppo.gamma once, with all its values"),
         (
             ["--vary", "env.num_envs=8,16", "--vary", "ppo.minibatch_size=256,2048"],
@@ -154,6 +156,8 @@ def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsy
     )
     with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of the suite"):
         suite_command.parse_options([*line, "--games", "Qbert"])
+    with pytest.raises(UserError, match=r"--vary = 'ppo\.gamma=0\.9': .*; this one has no --vary$"):
+        suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
 
 
 @pytest.mark.parametrize(
@@ -448,7 +452,7 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     assert again.vary == {"ppo.gamma": [0.9, 0.99]}
     _, more, _ = suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9,0.95,0.99"])
     assert len(more.settings) == 3
-    with pytest.raises(UserError, match="expected the fields and values of the suite, and perhaps more values"):
+    with pytest.raises(UserError, match=r"; this one has --vary ppo\.gamma=0\.9,0\.99$"):
         suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
     assert (sweep_dir / "sweep.json").read_bytes() == before
     with pytest.raises(

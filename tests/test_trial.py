@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -22,6 +23,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.memory import FRACTION
+from jaxrl_atari.imports import IMPORTS, import_named
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.trials.launch import Failure, Job
@@ -82,6 +84,19 @@ def test_a_trial_returns_its_summary(trained):
     assert [str(row["env_steps"]) for row in SEEN.rows] == logged == ["16", "32", "16", "32"]
     assert [(row["session"], row["seed"]) for row in SEEN.rows] == [(0, 0), (0, 0), (1, 1), (1, 1)]
     assert SEEN.closed == 0
+
+
+def test_code_that_a_finished_run_cannot_keep_is_named(trained, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv(IMPORTS, "[]")
+    own = tmp_path / "own_code.py"
+    own.write_text("x = 1\n")
+    import_named([str(own)])
+    own.unlink()
+    copy = tmp_path / "run"
+    shutil.copytree(trained.run_dir, copy)
+    changed = dataclasses.replace(TINY, log=dataclasses.replace(TINY.log, every_env_steps=8))
+    run_training(changed, copy)
+    assert f"\n{own} is not kept: No such file or directory\n" in capsys.readouterr().out
 
 
 def test_a_finished_run_keeps_what_it_was_trained_with(trained, capsys):

@@ -24,7 +24,7 @@ from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
-from jaxrl_atari.suite.vary import parse_vary
+from jaxrl_atari.suite.vary import parse_vary, vary_options
 from jaxrl_atari.trials.launch import Job
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
@@ -107,7 +107,7 @@ def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) 
         "--vary",
         " ".join(options.vary),
         expected="the fields and values of the suite, and perhaps more values",
-        hint=f"leave it out, or start a new suite; this one has {before.vary}",
+        hint=f"leave it out, or start a new suite; this one has {vary_options(before.vary) or 'no --vary'}",
     )
 
 

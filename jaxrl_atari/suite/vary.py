@@ -1,6 +1,6 @@
 """The option `--vary` of suites, and its values as text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,19 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
         require(varies, "--vary", field, "a field that may differ between settings", "this one cannot")
         require(name not in vary, "--vary", text, f"{name} once, with all its values")
         values = [parse_value(word) for word in words.split(",")]
-        for value in values:
-            require(values.count(value) == 1, "--vary", text, "each value once")
-            fits = Path(value_text(value)).name == value_text(value)
+        # 1 and 1.0 are one value. 1 and true are two, which Python counts as equal.
+        distinct = {(isinstance(value, bool), value) for value in values}
+        require(len(distinct) == len(values), "--vary", text, "each value once")
+        for value in map(value_text, values):
+            fits = Path(value).name == value
             require(fits, "--vary", value, "a value that can be a part of the name of a directory")
         vary[name] = values
     return vary
+
+
+def vary_options(vary: Mapping[str, Sequence[Any]]) -> str:
+    """The options from which `parse_vary` reads these fields and values; empty if nothing varies."""
+    return " ".join(f"--vary {name}={','.join(map(value_text, values))}" for name, values in vary.items())
 
 
 def _similar_name(name: str, config: Config) -> str:

@@ -14,10 +14,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import Stopped, UserError, reason, require
@@ -99,15 +100,23 @@ def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
     gpus = choose_devices(devices).gpus
     command = [sys.executable, "-m", "jaxrl_atari.trials.ray_cluster", str(len(gpus))]
     pipe = subprocess.PIPE
-    head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        assert head.stdout is not None
-        first_line = head.stdout.readline().decode().strip()
-        if not first_line[:1].isdecimal():  # no address; see `main`
-            raise UserError(f"Ray did not start: {first_line}")
-        yield first_line
-    finally:
-        head.communicate()  # closes its input, and waits for its end
+    with tempfile.TemporaryFile() as errors:
+        head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
+        try:
+            assert head.stdout is not None
+            first_line = head.stdout.readline().decode().strip()
+            if not first_line[:1].isdecimal():  # no address; see `main`
+                why = first_line or _last_line(errors) or "its process printed nothing"
+                raise UserError(f"Ray did not start: {why}")
+            yield first_line
+        finally:
+            head.communicate()  # closes its input, and waits for its end
+
+
+def _last_line(file: IO[bytes]) -> str:
+    """The last line of a file that is not blank; empty if there is none."""
+    file.seek(0)
+    return file.read().decode(errors="replace").rstrip().rpartition("\n")[2].strip()
 
 
 @contextlib.contextmanager

@@ -82,14 +82,14 @@ def run_training(
     notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
     if env.resume_note:
         notes.append(f"note: {env.resume_note}")
-    run_dir = None if run_dir is None else Path(run_dir).expanduser()
-    before = _config_to_resume(config, run_dir)
+    wanted = None if run_dir is None else Path(run_dir).expanduser()
+    before = _config_to_resume(config, wanted)
     if config.devices.distributed:
         distributed.join_processes(config.devices, cancelled=interrupted)
     if not distributed.is_leader():
-        run_dir = Path(distributed.agree(""))  # the leader's answer
-        _follow(config, run_dir, stop)
-        return TrainingResult(run_dir, {})
+        leaders_directory = Path(distributed.agree(""))
+        _follow(config, leaders_directory, stop)
+        return TrainingResult(leaders_directory, {})
 
     failures: dict[int, Failure] = {}  # number of a session -> why it failed
 
@@ -98,31 +98,20 @@ def run_training(
             job.say(f"failed: {failure.reason}")
             failures[job.session] = failure
 
-    with claim_run_dir(config, run_dir, is_new=before is None) as run_dir, _summary_if_stopped(run_dir):
-        say(f"{'resuming' if before else 'run directory:'} {run_dir}")
+    with claim_run_dir(config, wanted, is_new=before is None) as directory, _summary_if_stopped(directory):
+        say(f"{'resuming' if before else 'run directory:'} {directory}")
         for note in filter(None, notes):
             say(note)
-        distributed.agree(str(run_dir))
-        jobs = unfinished_jobs(config, run_dir)
-        if before is None:
-            _write_config_file(config, run_dir)
-        elif jobs:  # config.json is written after the first update; see `train_job`
-            say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
-        else:
-            _update_finished_run(config, before, run_dir)
-        for session in sorted({*range(config.sessions)} - {job.session for job in jobs}):
-            say(f"session {session}  finished already")
+        distributed.agree(str(directory))
+        jobs = _start_or_resume(config, before, directory)
         if jobs:
             launch, train = _choose_launcher(config, jobs, writers, stop)
             launch(jobs, train, on_end)
-    if failures and not has_session(run_dir):  # none could begin
-        raise UserError("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
-    if config.sessions == 1 and any(failure.correctable for failure in failures.values()):
-        raise UserError(failures[0].reason)
-    summary = _summarise(config, run_dir, bool(failures))
-    _raise_failures(config, run_dir, failures)
+    _raise_refusal(config, directory, failures)
+    summary = _summarise(config, directory, bool(failures))
+    _raise_failures(config, directory, failures)
     distributed.wait_for_all()
-    return TrainingResult(run_dir, summary or {})
+    return TrainingResult(directory, summary or {})
 
 
 def _require_trainable(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None:
@@ -168,10 +157,29 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
 
+def _start_or_resume(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
+    """Writes config.json if that is due, prints what a resume changes, and returns the jobs that are left.
+
+    Args:
+        before: the config of the run that is resumed; None for a new run.
+    """
+    jobs = unfinished_jobs(config, run_dir)
+    if before is None:
+        _write_config_file(config, run_dir)
+    elif jobs:  # config.json is written after the first update; see `train_job`
+        say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
+    else:
+        _update_finished_run(config, before, run_dir)
+    for session in sorted({*range(config.sessions)} - {job.session for job in jobs}):
+        say(f"session {session}  finished already")
+    return jobs
+
+
 def _write_config_file(config: Config, run_dir: Path) -> None:
     """Writes config.json, and keeps the user's own code beside it."""
     write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
-    keep_code(run_dir)
+    for line in keep_code(run_dir):
+        say(line)
 
 
 def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
@@ -234,6 +242,14 @@ def _save_summary(run_dir: Path, summary: TrialSummary) -> None:
         write_json(run_dir / TRIAL_FILE, summary)
     except OSError as error:
         say(f"trial.json is not saved: {reason(error)}; {resume_command('train', run_dir)} tries again")
+
+
+def _raise_refusal(config: Config, run_dir: Path, failures: Mapping[int, Failure]) -> None:
+    """Raises `UserError` if no session could begin, or the only one failed for a reason that can be corrected."""
+    nothing_began = failures and not has_session(run_dir)
+    is_correctable = config.sessions == 1 and any(failure.correctable for failure in failures.values())
+    if nothing_began or is_correctable:
+        raise UserError("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
 
 
 def _raise_failures(config: Config, run_dir: Path, failures: Mapping[int, Failure]) -> None:
