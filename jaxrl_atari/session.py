@@ -66,8 +66,8 @@ def run_session(
             were spent.
 
     Raises:
-        UserError: a loss or a parameter became non-finite (the last checkpoint is kept), a file cannot be used,
-            another process is training in `session_dir`, or it holds a session and `resume` is false.
+        UserError: a loss or a parameter became non-finite (the last checkpoint, if any, is kept), a file cannot be
+            used, another process is training in `session_dir`, or it holds a session and `resume` is false.
         Stopped: stopped on request, after the last checkpoint was written. It is a `KeyboardInterrupt`.
     """
     terminal = TerminalWriter(config.total_env_steps, label or f"session {session_number}")
@@ -161,12 +161,13 @@ class Session:
         return self.ends_early is not None and sum_over_processes(self.ends_early()) > 0
 
     def evaluate_if_due(self) -> None:
-        """Starts an evaluation if one is due, once the one before has ended."""
+        """Writes the result of an evaluation that has ended, and starts one if it is due, once none runs."""
         if self.evaluator is None:
             return
+        self.evaluator.poll()
         progress = self.progress
         now = progress.env_steps
-        # An evaluation is due at the end of the budget, although the last update may end just before it.
+        # One that falls on the end of the budget is due, although the last update may end just before it.
         reached = max(now, self.config.total_env_steps) if self.config.is_spent(now) else now
         if due(self.config.evaluation.every_env_steps, progress.evaluated, reached) and now > progress.evaluated:
             self.evaluator.settle(self.stop_requested)

@@ -25,6 +25,7 @@ from jaxrl_atari import run_training, session
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import ConfigError, Stopped, UserError
+from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.provenance import resume_text
@@ -253,6 +254,46 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):  # the newest metrics do not show it
             run.save(None)
+
+
+@pytest.mark.long
+def test_what_is_not_finite_before_the_first_checkpoint(session_dir, monkeypatch):
+    options = session.current_options
+
+    def broken(config, at):
+        return jax.tree.map(lambda x: x * np.float32(math.nan), options(config, at))
+
+    monkeypatch.setattr(session, "current_options", broken)
+    with pytest.raises(NonFiniteError, match=r"env steps, before the first checkpoint: .* starts again at 0$"):
+        run_session(TINY, session_dir)
+
+
+@pytest.mark.long
+def test_an_evaluation_is_written_after_the_first_update_that_finds_it_ended(session_dir, monkeypatch):
+    ended = threading.Event()
+
+    def evaluation(*args, **options):
+        try:
+            return run_evaluation(*args, **options)
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(during_training, "run_evaluation", evaluation)
+    config = change(
+        TINY, log={"checkpoint_every_env_steps": 10**6}, evaluation={"every_env_steps": 64, "episodes": 1}
+    )
+    lines = Lines()
+    with open_session(config, place_session(config), session_dir, writers=[lines]) as run:
+        assert run.evaluator is not None
+        updates = train(run)
+        while run.evaluator.policy is None:
+            next(updates)
+        assert ended.wait(60)
+        time.sleep(0.5)  # the thread has its result soon after
+        assert lines.evaluations == []
+        next(updates)
+        assert [row["env_steps"] for row in lines.evaluations] == [64]
+        assert run.progress.env_steps < 128, "the next evaluation is not due"
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ COLUMNS = {
 }
 """The columns of every session, in the order of metrics.csv.
 
-"losses" are means over the updates since the last log point.
+"losses" are means over the updates that were read since the last log point (`session_log.SessionLog`).
 """
 
 TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group == "time")

@@ -3,14 +3,14 @@
 RUN_DIR/config.json     what the run is; see `description.py`
 RUN_DIR/trial.json      the summary of its sessions
 RUN_DIR/evaluation.json the mean of an evaluation over all sessions
-RUN_DIR/code/           copies of the user's own files that the run imported
+RUN_DIR/code/           copies of the user's own files that the run imported: NAME.py, NAME_2.py, ...
 RUN_DIR/.lock           locked while a process trains in the directory; each session has a `.lock` too
 RUN_DIR/session_<i>/    session i of the trial:
-    metrics.csv, evaluations.csv   log points; evaluations during training
+    metrics.csv, evaluations.csv   log points; evaluations during training (`csv_writer.py`)
     checkpoints/<env_steps>/       see `checkpoints.py`
     actions/, digests.jsonl        all actions, and the digests of all checkpoints: what `verify` needs
     stopped.json, verified.json    why the session ended early; what `verify` found
-    events.out.tfevents.*          for TensorBoard
+    events.out.tfevents.*, video/  for TensorBoard
     wandb_id                       the session's run on Weights & Biases
     output.txt                     the session's output, if it trained on a Ray cluster
     evaluation_<env_steps>.json    the games of an evaluation of one checkpoint
@@ -20,12 +20,17 @@ RUN_DIR/session_<i>/    session i of the trial:
 SUITE_DIR/suite.json    what the suite is; SUITE_DIR/GAME/ is the run of a game
 SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a setting
     results.json, results.csv, results.md    their results
+    scores_<kind>.npz        those of a suite, for rliable
 SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of a trial
     trials.csv, trials.md    its results
+    NAME_best.py             the config of its best trial
     journal.log              its trials; see `journal.py`
 
+A file that may not be overwritten leads to NAME_2, NAME_3, ... beside it (`files.unused`).
 Each of these may have graphs/ and report.html (see `report/`). What trains on a Ray cluster has ray/. A search has
 `stop` after a stop request, and the output of its trials is in trial_<i>/output.txt.
+
+The constants are the names that several modules need.
 """
 
 import shlex

@@ -165,9 +165,14 @@ class SessionLog:
     def require_finite(self, values: Mapping[str, float]) -> None:
         """Raises `NonFiniteError` if a value of the newest update is not finite."""
         if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
+            kept = "and the last checkpoint is kept"
+            after = "goes on from there"
+            if not self._progress.saved:
+                kept = "before the first checkpoint"
+                after = "starts again at 0"
             raise NonFiniteError(
-                f"{bad}; training stopped at {self._progress.env_steps:,} env steps, and the last checkpoint is"
-                " kept: lower ppo.learning_rate or ppo.max_grad_norm and use --resume"
+                f"{bad}; training stopped at {self._progress.env_steps:,} env steps, {kept}:"
+                f" lower ppo.learning_rate or ppo.max_grad_norm and use --resume, which {after}"
             )
 
     def _write_row(self, learning_rate: float) -> None:
