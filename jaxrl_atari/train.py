@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
+from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import read_config
@@ -37,7 +39,26 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     if run_dir is not None:
         stored = read_config(run_dir)
         sources.say_kept(config.to_dict(), stored.to_dict())
-    return parse(Options, arguments, "train", Options(full_config=stored or config), stored)
+    options = parse(Options, arguments, "train", Options(full_config=stored or config), stored)
+    check_processes(options.full_config.devices, stored.devices if stored else DevicesConfig())
+    return options
+
+
+def check_processes(devices: DevicesConfig, before: DevicesConfig) -> None:
+    """Refuses options of `devices.distributed` without it, with which each process would train a run of its own.
+
+    Args:
+        before: those of the run that is resumed, which may go on without `devices.distributed`; else the defaults.
+    """
+    for name in ("coordinator", "num_processes", "process_index"):
+        value = getattr(devices, name)
+        require(
+            devices.distributed or value in (None, getattr(before, name)),
+            f"devices.{name}",
+            value,
+            expected="None without devices.distributed",
+            hint="add --devices.distributed",
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

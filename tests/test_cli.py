@@ -20,7 +20,7 @@ from jaxrl_atari import cli, output, train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import EnvConfig, PPOConfig
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.output import say, tracked
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
@@ -421,6 +421,19 @@ def test_reinforce_and_the_quickstart_are_what_their_pages_say():
     assert (ppo.normalize_advantages, ppo.clip_value_loss) == (False, False)
     assert (quickstart.env, quickstart.total_env_steps) == (EnvConfig(game="CrazyClimber"), 500_000)
     assert quickstart.ppo == PPOConfig()
+
+
+@pytest.mark.parametrize("option", ["coordinator=host:1234", "num-processes=2", "process-index=0"])
+def test_options_of_several_processes_need_their_switch(option, tmp_path):
+    """Without it, each process would train a run of its own."""
+    given = f"--devices.{option}"
+    with pytest.raises(ConfigError, match=r"^devices\.\w+ = .*: expected None .*; add --devices\.distributed$"):
+        train.parse_options([given])
+    assert train.parse_options([given, "--devices.distributed"]).full_config.devices.distributed
+    config = train.parse_options([given, "--devices.distributed"]).full_config
+    write_json(tmp_path / "config.json", {"config": config.to_dict()})
+    alone = train.parse_options(["--resume", str(tmp_path), "--devices.no-distributed"])  # docs/placement.md
+    assert not alone.full_config.devices.distributed
 
 
 def test_a_config_file_may_import_its_neighbour_from_any_folder(tmp_path, monkeypatch):
