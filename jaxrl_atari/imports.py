@@ -9,6 +9,7 @@ be on other machines, which do not have the user's files, and are sent the code;
 """
 
 import atexit
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -19,7 +20,7 @@ import socket
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -169,14 +170,12 @@ def _import_file(path: Path) -> None:
     """Imports a file as a module, so that other processes can unpickle what it defines.
 
     The module has the name of the file, or a longer one if another module has that name. The file can import
-    modules that lie beside it, as with `python FILE`.
+    modules that lie beside it (`modules_beside_first`), also later, from inside a function.
     """
     if not path.is_file():
         raise UserError(f"--import {path}: no such file")
     if path.suffix != ".py":
         raise UserError(f"--import {path}: expected a Python file (.py)")
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
     module_name = path.stem
     if "." in module_name or _is_taken(module_name, path):
         module_name = f"{module_name.replace('.', '_')}_named_by_import"
@@ -187,10 +186,29 @@ def _import_file(path: Path) -> None:
     try:
         # importlib would write `__pycache__` beside the file, perhaps in a run directory, and would trust what is
         # there.
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
+        with modules_beside_first(path):
+            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)
     except BaseException:
         del sys.modules[module_name]
         raise
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+
+
+@contextlib.contextmanager
+def modules_beside_first(file: Path) -> Iterator[None]:
+    """Context in which a file of the user finds modules beside it before installed ones, as with `python FILE`.
+
+    A module that was imported before stays the one of its name: of two files in different folders that import a
+    `utils.py` beside them, the second gets that of the first.
+    """
+    folder = str(file.absolute().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:  # the file may change the path too
+            sys.path.remove(folder)
 
 
 def _is_taken(module_name: str, path: Path) -> bool:
@@ -213,6 +231,19 @@ def registered_names() -> set[str]:
 def imported_files() -> list[Path]:
     """The files that the user has named for this process and those that it starts. A run keeps copies of them."""
     return [Path(name) for name in _handed_on() if Path(name).is_absolute()]
+
+
+def imported_modules() -> list[str]:
+    """The modules, other than files, that the user has named for this process and those that it starts."""
+    return [name for name in _handed_on() if not Path(name).is_absolute()]
+
+
+def modules_beside(path: Path) -> list[str]:
+    """The modules of this process that lie beside a file, from where it can import them. A run keeps no copies."""
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
+    return sorted(
+        name for name, file in files.items() if file and Path(file).parent == path.parent and Path(file) != path
+    )
 
 
 def import_module_of(environment: str) -> None:

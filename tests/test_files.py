@@ -110,7 +110,7 @@ def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeyp
     assert keep_code(tmp_path) == keep_code(tmp_path) == []
     own.write_text("x = 2\n")  # the content that the other file has
     assert keep_code(tmp_path) == [
-        f"{own.name} was edited since this run began, and is kept as {tmp_path / 'code' / 'nets[1]_2.py'}"
+        f"{own} differs from the copies of that name, and is kept as {tmp_path / 'code' / 'nets[1]_2.py'}"
     ]
     assert sorted(path.name for path in (tmp_path / "code").iterdir()) == [
         "nets[1].py",
@@ -144,7 +144,7 @@ def test_sessions_that_start_side_by_side_keep_one_copy_of_a_file(faster, conten
         assert said == []
     else:
         assert copies == {"own.py": "another", "own_2.py": "mine"}
-        assert said == [f"own.py was edited since this run began, and is kept as {code / 'own_2.py'}"]
+        assert said == [f"{own} differs from the copies of that name, and is kept as {code / 'own_2.py'}"]
 
 
 def test_a_file_is_created_once(tmp_path):

@@ -13,6 +13,7 @@ import pytest
 from sample_runs import table, write_run
 
 from jaxrl_atari import imports
+from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS, hand_on, import_inherited, import_named
@@ -98,6 +99,32 @@ def test_a_file_with_the_name_of_an_installed_module(user_file):
     import colorsys
 
     assert colorsys.__file__ != str(path)
+
+
+def test_a_module_beside_a_file_is_found_before_an_installed_one(user_file, tmp_path, monkeypatch):
+    installed = tmp_path / "site-packages"
+    installed.mkdir()
+    (installed / "beside_it.py").write_text("ONE = 100\n")
+    monkeypatch.syspath_prepend(installed)
+    user_file.write_text(f"{MARK}def later():\n    import beside_it_too\n    return beside_it_too.TWO\n")
+    (tmp_path / "beside_it_too.py").write_text("TWO = 2\n")
+    import_named([str(user_file)])
+    assert count() == 1
+    assert sys.modules[user_file.stem].later() == 2
+    sys.modules.pop("beside_it_too")
+
+
+@pytest.mark.parametrize("option", ["--config", "--import"])
+def test_a_file_may_change_the_search_path_itself(option, user_file, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = [*sys.path]
+    user_file.write_text("import sys\nsys.path.insert(0, '/opt/mine')\n")
+    if option == "--import":
+        import_named([str(user_file)])
+        before.append(str(user_file.parent))
+    else:
+        run_config_file(user_file)
+    assert sys.path == ["/opt/mine", *before]
 
 
 def test_a_command_line_is_read_before_it_is_parsed(user_file):

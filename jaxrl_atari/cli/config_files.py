@@ -2,7 +2,6 @@
 
 import contextlib
 import runpy
-import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, did_you_mean
-from jaxrl_atari.imports import hand_on, registered_names
+from jaxrl_atari.imports import hand_on, modules_beside_first, registered_names
 
 PACKAGE = Path(__file__).parents[1]
 """The folder of this package."""
@@ -97,9 +96,9 @@ def config_names() -> list[str]:
 @contextlib.contextmanager
 def _running(file: Path) -> Iterator[None]:
     """Context for code of a config file: it can import neighbours, and its errors name the line of the file."""
-    sys.path.insert(0, str(file.absolute().parent))
     try:
-        yield
+        with modules_beside_first(file):
+            yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a user's file may raise anything
@@ -108,5 +107,3 @@ def _running(file: Path) -> Iterator[None]:
         ]
         where = f"{file}, line {lines[-1]}" if lines else file
         raise UserError(f"--config {where}: {type(error).__name__}: {error}; fix the file") from error
-    finally:
-        sys.path.pop(0)

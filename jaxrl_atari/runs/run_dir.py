@@ -169,11 +169,11 @@ def require_unused(session_dir: Path) -> None:
 def keep_code(run_dir: Path) -> list[str]:
     """Copies the user's own files that the run imports (`imports.py`) to `code/`, from where they can be loaded.
 
-    A file that was edited since an earlier start is kept beside the earlier copy, as NAME_2.py: the newest copy
-    has the highest number.
+    A file whose content is not that of an earlier copy is kept beside it, as NAME_2.py. Each content is kept once,
+    so the copy with the highest number need not be the newest code.
 
     Returns:
-        A line for each file that was edited, or cannot be read any more.
+        A line for each file that differs from all earlier copies, or cannot be read any more.
     """
     lines = []
     folder = run_dir / CODE_FOLDER
@@ -186,8 +186,20 @@ def keep_code(run_dir: Path) -> list[str]:
         folder.mkdir(exist_ok=True)
         kept = _keep_copy(folder, path.name, content)
         if kept is not None and kept.name != path.name:
-            lines.append(f"{path.name} was edited since this run began, and is kept as {kept}")
+            lines.append(f"{path} differs from the copies of that name, and is kept as {kept}")
     return lines
+
+
+def is_only_copy(run_dir: Path, path: Path) -> bool:
+    """Whether `code/` of a run has one copy of a file of that name, and the file still has the same content."""
+    copies = [copy.read_bytes() for copy in _copies(run_dir / CODE_FOLDER, path.name)]
+    return path.is_file() and copies == [path.read_bytes()]
+
+
+def _copies(folder: Path, name: str) -> list[Path]:
+    """The copies NAME.py, NAME_2.py, ... of a file in a folder."""
+    copy_name = re.compile(rf"{re.escape(Path(name).stem)}(_\d+)?\.py")
+    return [path for path in folder.glob("*.py") if copy_name.fullmatch(path.name)]
 
 
 def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
@@ -196,11 +208,9 @@ def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
     Several sessions may do this at the same time. The name is chosen before the copies are read. So the copy of a
     faster session is among those that are read, or has this name.
     """
-    copy_name = re.compile(rf"{re.escape(Path(name).stem)}(_\d+)?\.py")
     while True:
         new = unused(folder / name)
-        copies = [path for path in folder.glob("*.py") if copy_name.fullmatch(path.name)]
-        if content in [path.read_bytes() for path in copies]:
+        if content in [path.read_bytes() for path in _copies(folder, name)]:
             return None
         if create_file(new, content):
             return new
