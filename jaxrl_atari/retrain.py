@@ -1,8 +1,9 @@
 """Trains a part of a session again, from a kept checkpoint to the next one that was written, and compares bits.
 
 This is `python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS`. The log of actions shows what was played, but
-not that the parameters of the network chose it. A resumed session repeats an uninterrupted one bit for bit. So
-whoever trains from one checkpoint must arrive at the next one, whose digests are in `digests.jsonl`.
+not that the parameters of the network chose it. Where a resumed session repeats an uninterrupted one bit for bit,
+whoever trains from one checkpoint must arrive at the next one, whose digests are in `digests.jsonl`. Wherever
+honest training may give other bits, a `UserError` says why, and `VerificationFailed` is not raised.
 """
 
 import shutil
@@ -13,10 +14,13 @@ from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields, config_from_dict
+from jaxrl_atari.devices import Placement
 from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.imports import imported_files, imported_modules, modules_beside
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
-from jaxrl_atari.runs.layout import DIGESTS_FILE, checkpoint_path, session_number
+from jaxrl_atari.runs.layout import CODE_FOLDER, DIGESTS_FILE, checkpoint_path, session_number
+from jaxrl_atari.runs.run_dir import is_only_copy
 from jaxrl_atari.session import open_session, place_session, train
 from jaxrl_atari.session_games import games_problem
 
@@ -36,7 +40,7 @@ def retrain(session_dir: Path, start: int) -> str:
     name = f"{session_dir}, --retrain {start}"
     target = _find_target(name, session_dir, start)
     found = _train_again(name, session_dir, start, target)
-    _require_same_bits(name, target, found)
+    _require_same_bits(name, session_dir.parent, target, found)
     return (
         f"{session_dir.name}  retrained: from {start:,} to {target.env_steps:,} env steps, all bits of"
         f" {len(target.digests)} arrays are equal"
@@ -86,14 +90,26 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
         placement = place_session(config)
+        _require_reproducible(name, config, placement)
         with open_session(config, placement, copy, session_number(session_dir), resume=True) as session:
             _require_same_provenance(name, target, session.provenance)
+            if session.games.why_new:
+                raise UserError(f"{name}: its games cannot continue here ({session.games.why_new})")
             for _ in train(session):
                 if session.progress.env_steps >= target.env_steps:
                     break
             session.save(None)
         (found,) = read_digests(copy)
     return found
+
+
+def _require_reproducible(name: str, config: Config, placement: Placement) -> None:
+    """Refuses devices on which two runs differ in the last bits."""
+    devices = {*placement.learner, *placement.actors}
+    if not config.devices.deterministic and any(device.platform != "cpu" for device in devices):
+        raise UserError(
+            f"{name}: it was trained on a GPU without devices.deterministic, where no two runs have the same bits"
+        )
 
 
 def _without_extras(config: Config) -> Config:
@@ -118,19 +134,47 @@ def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: d
         )
 
 
-def _require_same_bits(name: str, target: WrittenCheckpoint, found: WrittenCheckpoint) -> None:
-    """Raises `VerificationFailed` unless training has arrived at `target`, with the same bits in all arrays."""
+def _require_same_bits(name: str, run_dir: Path, target: WrittenCheckpoint, found: WrittenCheckpoint) -> None:
+    """Refuses other bits than those of `target`.
+
+    Raises:
+        VerificationFailed: training has arrived at other bits, or elsewhere.
+        UserError: the same, and the code may differ from that of the training.
+    """
+    different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
     if (found.env_steps, found.updates) != (target.env_steps, target.updates):
-        raise VerificationFailed(
+        problem = (
             f"{name}: arrives at {found.env_steps:,} env steps after {found.updates} updates, where the session"
             f" wrote a checkpoint at {target.env_steps:,} after {target.updates}"
         )
-    different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
-    if different:
-        then = target.provenance["git_revision"]
-        now = found.provenance["git_revision"]
-        other = f"; the code was that of {then}, now it is {now}" if now != then else ""
-        raise VerificationFailed(
+    elif different:
+        problem = (
             f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
-            f" {target.env_steps:,} env steps, first {different[0]}{other}"
+            f" {target.env_steps:,} env steps, first {different[0]}"
         )
+    else:
+        return
+    then = target.provenance["git_revision"]
+    if other := _other_code(run_dir, then, found.provenance["git_revision"]):
+        raise UserError(f"{problem}; that proves nothing, because {other}: train it again with the same code")
+    raise VerificationFailed(problem)
+
+
+def _other_code(run_dir: Path, then: str | None, now: str | None) -> str:
+    """Why the code of this process may not be that of the training; empty if nothing speaks for it.
+
+    Args:
+        then, now: the commits of this package, with `+` where files differ from it.
+    """
+    if then != now:
+        was, present = (revision or "an unknown commit" for revision in (then, now))
+        return f"the code was that of {was} and is that of {present} now"
+    if now is not None and now.endswith("+"):
+        return f"the code of this package is not that of a commit ({now})"
+    for path in imported_files():
+        if not is_only_copy(run_dir, path):
+            return f"{path} is not the one file of that name in {run_dir / CODE_FOLDER}"
+    unknown = [*imported_modules(), *(name for path in imported_files() for name in modules_beside(path))]
+    if unknown:
+        return f"the run keeps no copy of {', '.join(unknown)}, which may have changed"
+    return ""

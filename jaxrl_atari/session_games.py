@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
-from jaxrl_atari.errors import reason
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.rollout import EnvGroup
 from jaxrl_atari.runs.checkpoints import Checkpoints, RestoredCheckpoint
 from jaxrl_atari.runs.progress import Progress
@@ -28,11 +28,13 @@ class SessionGames:
     Args:
         groups: for each learner device of this process, its groups of environments.
         seed: seed of the games.
+        why_new: why the games of a checkpoint could not continue; empty if they do, or there were none.
     """
 
-    def __init__(self, groups: list[list[EnvGroup]], seed: int):
+    def __init__(self, groups: list[list[EnvGroup]], seed: int, why_new: str = ""):
         self.groups = groups
         self.seed = seed
+        self.why_new = why_new
         self.finished: list[FinishedGame] = []
 
     def _all(self) -> list[EnvGroup]:
@@ -104,40 +106,46 @@ def start_games(
         restored: the checkpoint that the session resumes from; None for a new session.
         say: receives a line for the user if the games of a checkpoint cannot continue.
     """
+    problem = ""
     if restored is not None:
-        games = continue_games(make, env, checkpoints, restored, say)
-        if games is not None:
-            return games
+        try:
+            return continue_games(make, env, checkpoints, restored)
+        except GamesCannotContinue as error:
+            problem = str(error)
+            say(f"new games are started ({problem})")
     game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
-    return SessionGames(make(game_seed, progress.steps_per_env), game_seed)
+    return SessionGames(make(game_seed, progress.steps_per_env), game_seed, problem)
+
+
+class GamesCannotContinue(UserError):
+    """The games of a checkpoint cannot continue; the message is the reason."""
 
 
 def continue_games(
-    make: MakeGroups,
-    env: EnvConfig,
-    checkpoints: Checkpoints,
-    restored: RestoredCheckpoint,
-    say: Callable[[str], object],
-) -> SessionGames | None:
-    """Continues the games of a checkpoint. Returns None, after a line that says why, if they cannot continue."""
+    make: MakeGroups, env: EnvConfig, checkpoints: Checkpoints, restored: RestoredCheckpoint
+) -> SessionGames:
+    """Continues the games of a checkpoint.
+
+    Raises:
+        GamesCannotContinue: it has none, they need other environments, or they cannot be played again.
+    """
     problem = games_problem(env, restored.meta)
-    if not problem:
-        game_seed = restored.meta["game_seed"]
-        # 0: playing the games again brings the count of steps back. New games continue it.
-        games = SessionGames(make(game_seed, 0), game_seed)
-        try:
-            saved = GamesInProgress(**checkpoints.restore(restored.env_steps, item="games"))
-            carry = {}
-            if "carry" in restored.meta["items"]:
-                carry = checkpoints.restore(restored.env_steps, item="carry")
-            games.resume(saved, carry)
-            return games
-        except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
-            _log.info("the games of the checkpoint cannot continue", exc_info=True)
-            problem = reason(error)
-            games.close()
-    say(f"new games are started ({problem})")
-    return None
+    if problem:
+        raise GamesCannotContinue(problem)
+    game_seed = restored.meta["game_seed"]
+    # 0: playing the games again brings the count of steps back. New games continue it.
+    games = SessionGames(make(game_seed, 0), game_seed)
+    try:
+        saved = GamesInProgress(**checkpoints.restore(restored.env_steps, item="games"))
+        carry = {}
+        if "carry" in restored.meta["items"]:
+            carry = checkpoints.restore(restored.env_steps, item="carry")
+        games.resume(saved, carry)
+    except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
+        _log.info("the games of the checkpoint cannot continue", exc_info=True)
+        games.close()
+        raise GamesCannotContinue(reason(error)) from error
+    return games
 
 
 def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:

@@ -31,8 +31,8 @@ from jaxrl_atari.errors import UserError, VerificationFailed, reason, require
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import counted, say, tracked
-from jaxrl_atari.runs.actions import ActionLog, games_of_rows, read_actions
-from jaxrl_atari.runs.description import read_config
+from jaxrl_atari.runs.actions import ActionLog, games_of_rows, missing_actions, read_actions
+from jaxrl_atari.runs.description import other_versions, read_config
 from jaxrl_atari.runs.files import try_write_json
 from jaxrl_atari.runs.layout import (
     METRICS_FILE,
@@ -167,19 +167,21 @@ def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
     return rows
 
 
-def check_rows(session_dir: Path, log: ActionLog) -> tuple[int, int, int]:
-    """Recomputes the rows of metrics.csv from the games of the log.
+def check_rows(session_dir: Path, expected: dict[int, dict[str, float]]) -> tuple[int, int]:
+    """Compares the rows of metrics.csv with those that the games of the log give.
 
     A column that the file lacks is not checked.
 
+    Args:
+        expected: what `expected_rows` returned.
+
     Returns:
-        The rows recomputed, all rows, and the env steps at the end of the log. Later rows are beyond it.
+        The rows compared, and all rows. Later rows are beyond the end of the log.
 
     Raises:
         VerificationFailed: a row has another number of env steps or games, or another `return_mean`, `return_ma`
-            or length; the log ends before the newest checkpoint.
+            or length.
     """
-    expected = expected_rows(log)
     env_steps = max(expected, default=0)
     rows = read_table(session_dir / METRICS_FILE).rows
     logged = [row for row in rows if float(row["env_steps"]) <= env_steps]
@@ -192,11 +194,7 @@ def check_rows(session_dir: Path, log: ActionLog) -> tuple[int, int, int]:
             recorded = row.get(name, text)
             if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
                 raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
-    if env_steps < latest_env_steps(session_dir):
-        raise VerificationFailed(
-            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints"
-        )
-    return len(logged), len(rows), env_steps
+    return len(logged), len(rows)
 
 
 def choose_pieces(log: ActionLog, options: Options) -> list[Piece]:
@@ -209,9 +207,9 @@ def choose_pieces(log: ActionLog, options: Options) -> list[Piece]:
     last = len(log.actions) if options.end is None else options.end // envs
     chosen = [piece for piece in pieces(log) if piece.end > options.start // envs and piece.start < last]
     if not chosen:
+        given = f"--from {options.start}" if options.end is None else f"--from {options.start} --to {options.end}"
         raise UserError(
-            f"--from {options.start} --to {options.end}: no piece of a game lies there; the log has"
-            f" {len(log.actions) * envs:,} env steps"
+            f"{given}: no piece of a game lies there; the log has {len(log.actions) * envs:,} env steps"
         )
     if options.sample is not None:
         chosen = random.sample(chosen, min(options.sample, len(chosen)))
@@ -242,18 +240,34 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
         A line on the result, and the content of verified.json, which is empty unless all was played.
 
     Raises:
-        UserError, VerificationFailed: as `read_actions`, `check_rows` and `play`.
+        VerificationFailed: as `read_actions`, `check_rows` and `play`; the log ends before the newest checkpoint.
+        UserError: as `read_actions` and `choose_pieces`; or the session differs, and other software trained it,
+            which may explain it.
     """
+    saved = latest_env_steps(session_dir)  # before the log is read: a session that trains may add to both
     log = read_actions(session_dir)
-    rows, all_rows, env_steps = check_rows(session_dir, log)
+    expected = expected_rows(log)
+    env_steps = max(expected, default=0)
+    if env_steps < saved:
+        raise missing_actions(
+            session_dir,
+            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
+        )
     chosen = choose_pieces(log, options)
-    played = play_all(config, session_dir, log, chosen)
     all_pieces = len(pieces(log))
     is_whole = len(chosen) == all_pieces
-    if is_whole and played < len(log.games):
-        raise VerificationFailed(
-            f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}"
-        )
+    try:
+        rows, all_rows = check_rows(session_dir, expected)
+        played = play_all(config, session_dir, log, chosen)
+        if is_whole and played < len(log.games):
+            raise VerificationFailed(
+                f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {played}"
+            )
+    except VerificationFailed as error:
+        other = other_software(options.run_dir)
+        if not other:
+            raise
+        raise UserError(f"{error}; that proves nothing, because {other}: verify it with the same") from error
     games = counted(played, "game")
     if not is_whole or not played:
         games = f"{len(chosen)} of {all_pieces} pieces of games, in which {games} ended,"
@@ -270,12 +284,20 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     return line, values
 
 
+def other_software(run_dir: Path) -> str:
+    """The packages that decide what actions give, and had other versions in training; empty if there are none."""
+    versions = {package: other_versions(run_dir, package) for package in ("ale-py", "jaxrl_atari")}
+    return ", and ".join(
+        f"{package} was {' or '.join(each)} in training" for package, each in versions.items() if each
+    )
+
+
 def verify_sessions(config: Config, options: Options) -> None:
     """Verifies one session or all, and shows the results. One of which all was played is kept in verified.json.
 
     Raises:
-        VerificationFailed: sessions differ. All others have been verified before.
-        UserError: as `verify_session`, or the run has no such session.
+        VerificationFailed: sessions differ. All others have been verified before, if they can be.
+        UserError: no session differs, and some cannot be verified (`verify_session`); the run has no such session.
     """
     if not config.env.records_games:
         raise UserError(
@@ -284,23 +306,33 @@ def verify_sessions(config: Config, options: Options) -> None:
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
     if not chosen:
         raise UserError(f"{options.run_dir}: has no session {options.sessions}")
-    differences = []
+    problems: list[UserError] = []
     for session_dir in chosen:
         try:
             line, result = verify_session(config, session_dir, options)
-        except VerificationFailed as error:
-            differences.append(str(error))
+        except UserError as error:
+            differs = isinstance(error, VerificationFailed)
+            problems.append(error)
             if len(chosen) > 1:  # the others may take hours
-                say(f"{session_dir.name}  differs: {error}")
-            remove_result(session_dir / VERIFIED_FILE)
+                say(f"{session_dir.name}  {'differs' if differs else 'is not verified'}: {error}")
+            if differs:
+                remove_result(session_dir / VERIFIED_FILE)
             continue
         say(line)
         if result:
             problem = try_write_json(session_dir / VERIFIED_FILE, result)
             if problem:
                 say(f"{session_dir.name}  the result is not saved: {problem}")
-    if differences:
-        raise VerificationFailed("; ".join(differences))
+    raise_problems(problems)
+
+
+def raise_problems(problems: Sequence[UserError]) -> None:
+    """Raises the errors of all sessions, if any, as one: `VerificationFailed` if one of them is."""
+    if not problems:
+        return
+    differs = any(isinstance(error, VerificationFailed) for error in problems)
+    kind = VerificationFailed if differs else UserError
+    raise kind("; ".join(map(str, problems)))
 
 
 def remove_result(verified: Path) -> None:
@@ -315,7 +347,8 @@ def retrain_sessions(options: Options, checkpoint: int) -> None:
     """Trains one session, or all, again from the checkpoint at `checkpoint` env steps; see `retrain`.
 
     Raises:
-        UserError, VerificationFailed: as `retrain`, or no session has such a checkpoint.
+        VerificationFailed: sessions differ. All others have been trained again before, if they can be.
+        UserError: no session differs, and some cannot be trained again; no session has such a checkpoint.
     """
     for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
         require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
@@ -331,8 +364,15 @@ def retrain_sessions(options: Options, checkpoint: int) -> None:
         say(line)
     from jaxrl_atari.retrain import retrain  # here, so that playing games again need not import Flax and orbax
 
+    problems: list[UserError] = []
     for session_dir in chosen:
-        say(retrain(session_dir, checkpoint))
+        try:
+            say(retrain(session_dir, checkpoint))
+        except UserError as error:
+            problems.append(error)
+            if len(chosen) > 1:  # the others may take hours
+                say(str(error))
+    raise_problems(problems)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -3,14 +3,19 @@
 import contextlib
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from small_training import TINY, change, edit_meta, stop_before
 
+from jaxrl_atari import retrain as retrain_module
 from jaxrl_atari import verify
 from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.imports import IMPORTS
+from jaxrl_atari.runs import description
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json
@@ -19,6 +24,14 @@ from jaxrl_atari.session_arrays import abstract_arrays
 
 pytestmark = pytest.mark.long
 CONFIG = change(TINY, total_env_steps=256, devices={"check": False})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def known_revision():
+    """The tests may run in a checkout with changes, where nothing says whether the code was the same."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(description, "_git_revision", lambda: "0123456789ab")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -72,8 +85,8 @@ def test_a_part_is_trained_again_to_the_same_bits(run_dir, capsys):
     assert contents(run_dir) == before
 
 
-def test_one_changed_weight_is_found(run_dir):
-    """The checkpoint is sound in itself: its digests are those of the changed parameters."""
+def change_a_weight(run_dir):
+    """Changes a weight of the oldest checkpoint, which stays sound in itself. Returns its env steps."""
     session_dir = run_dir / "session_0"
     checkpoints = Checkpoints(session_dir)
     start = checkpoints.env_steps()[0]
@@ -88,8 +101,98 @@ def test_one_changed_weight_is_found(run_dir):
     shutil.rmtree(checkpoints.directory / str(start))
     checkpoints.save(start, {"arrays": arrays, "games": games}, meta, meta["score"])
     assert checkpoints.read_meta(start)["checksums"] != meta["checksums"]
+    return start
+
+
+def test_one_changed_weight_is_found(run_dir):
+    start = change_a_weight(run_dir)
     with pytest.raises(VerificationFailed, match=r"--retrain .*: \d+ of \d+ arrays differ from those written"):
         retrain(run_dir, start)
+
+
+def test_every_session_is_trained_again_although_one_differs(run_dir, capsys):
+    shutil.copytree(run_dir / "session_0", run_dir / "session_1")
+    start = change_a_weight(run_dir)
+    edit_digests(run_dir / "session_1", lambda line: line["environment"].update(threads=99))
+    shutil.copytree(run_dir / "session_0", run_dir / "session_2")
+    with pytest.raises(VerificationFailed) as error:
+        retrain(run_dir, start)
+    out = capsys.readouterr().out
+    for session in (0, 1, 2):
+        assert f"session_{session}, --retrain {start}: " in str(error.value)
+        assert f"session_{session}, --retrain {start}: " in out
+
+
+def edit_digests(session_dir, edit):
+    path = session_dir / "digests.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        edit(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def refused(run_dir, start, words):
+    with pytest.raises(UserError, match=words) as error:
+        retrain(run_dir, start)
+    assert error.value.exit_status == 2
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "words"),
+    [
+        ("0123456789ab", "ba9876543210", "the code was that of 0123456789ab and is that of ba9876543210 now"),
+        ("0123456789ab+", "0123456789ab+", "the code of this package is not that of a commit"),
+    ],
+)
+def test_other_bits_from_other_code_are_no_accusation(then, now, words, run_dir, monkeypatch):
+    monkeypatch.setattr(description, "_git_revision", lambda: now)
+    edit_digests(run_dir / "session_0", lambda line: line["environment"].update(git_revision=then))
+    refused(run_dir, change_a_weight(run_dir), f"that proves nothing, because {words}")
+
+
+@pytest.mark.parametrize(
+    ("kept", "beside", "words"),
+    [
+        (["import idea_helper\n", "edited\n"], [], "is not the one file of that name"),
+        (["edited\n"], [], "is not the one file of that name"),
+        (["import idea_helper\n"], ["idea_helper"], "the run keeps no copy of idea_helper"),
+    ],
+)
+def test_other_bits_from_code_of_the_user_are_no_accusation(kept, beside, words, run_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    idea = tmp_path / "an_idea_of_the_test.py"
+    (tmp_path / "idea_helper.py").touch()
+    idea.write_text("import idea_helper\n")
+    (run_dir / "code").mkdir()
+    for number, content in enumerate(kept, 1):
+        (run_dir / "code" / f"{idea.stem}{'' if number == 1 else f'_{number}'}.py").write_text(content)
+    start = change_a_weight(run_dir)
+    try:
+        with pytest.raises(UserError, match=f"that proves nothing, because .*{words}") as error:
+            verify.main([str(run_dir), "--retrain", str(start), "--import", str(idea)])
+    finally:
+        for name in ("idea_helper", idea.stem):
+            sys.modules.pop(name, None)
+    assert error.value.exit_status == 2
+
+
+def test_a_gpu_whose_bits_vary_is_refused(run_dir, monkeypatch):
+    gpu = SimpleNamespace(platform="gpu")
+    monkeypatch.setattr(
+        retrain_module, "place_session", lambda config: SimpleNamespace(learner=[gpu], actors=[gpu])
+    )
+    start = Checkpoints(run_dir / "session_0").env_steps()[0]
+    refused(run_dir, start, "on a GPU without devices.deterministic, where no two runs have the same bits")
+
+
+def test_games_that_cannot_continue_here_are_refused(run_dir):
+    """The emulator of another version, say, gives another frame than that of the checkpoint."""
+    start = Checkpoints(run_dir / "session_0").env_steps()[0]
+    item = run_dir / "session_0" / "checkpoints" / str(start) / "games"
+    shutil.rmtree(item)
+    item.mkdir()
+    refused(run_dir, start, "its games cannot continue here")
 
 
 @pytest.mark.parametrize(
@@ -102,14 +205,8 @@ def test_one_changed_weight_is_found(run_dir):
     ],
 )
 def test_another_machine_is_refused_with_its_reason(field, value, words, run_dir):
-    path = run_dir / "session_0" / "digests.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        line["environment"][field] = value
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(UserError, match=words) as error:
-        retrain(run_dir, Checkpoints(run_dir / "session_0").env_steps()[0])
-    assert error.value.exit_status == 2
+    edit_digests(run_dir / "session_0", lambda line: line["environment"].update({field: value}))
+    refused(run_dir, Checkpoints(run_dir / "session_0").env_steps()[0], words)
 
 
 def test_what_cannot_be_trained_again(run_dir, tmp_path):

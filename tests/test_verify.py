@@ -11,10 +11,12 @@ import pytest
 from small_training import TINY, change, edit_meta, latest_meta, stop_before
 
 from jaxrl_atari import cli, verify
-from jaxrl_atari.errors import VerificationFailed
-from jaxrl_atari.runs.actions import segments
+from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.runs.actions import read_actions, segments
+from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
+from jaxrl_atari.trials.trial import run_training
 
 pytestmark = pytest.mark.long
 CONFIG = change(TINY, total_env_steps=1_024, env={"num_envs": 4, "max_frames": 200, "anchor_steps": 60})
@@ -85,7 +87,7 @@ def test_a_part_of_the_games(run_dir, capsys):
     assert not (run_dir / "session_0" / "verified.json").exists()
     code, line = status(capsys, run_dir, "--from", 10**6)
     assert code == 2
-    assert line.startswith("error: --from 1000000 --to None: no piece of a game lies there; the log has ")
+    assert line.startswith("error: --from 1000000: no piece of a game lies there; the log has ")
 
 
 def test_a_result_that_cannot_be_saved_is_shown_all_the_same(run_dir, capsys):
@@ -183,6 +185,56 @@ def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
     edit_meta(session_dir, meta["env_steps"], items={})
     run_session(change(config, ppo={"rollout_length": 8}), session_dir, resume=True)
     assert status(capsys, tmp_path)[0] == 0
+
+
+@pytest.mark.parametrize("order", [(False, True), (True, False)])
+def test_a_log_that_was_off_for_a_part_is_no_accusation(order, tmp_path, capsys):
+    """Through `run_training`, whose config.json says what each resume changed."""
+    run_dir = tmp_path / "run"
+    for part, is_on in enumerate(order, 1):
+        config = change(CONFIG, total_env_steps=part * 128, log={"actions": is_on}, sessions=1)
+        run_training(config, run_dir)
+    code, line = status(capsys, run_dir)
+    assert (code, "log.actions was False for a part of the run" in line) == (2, True)
+
+
+def test_a_log_that_was_off_for_a_part_does_not_keep_others_from_being_verified(run_dir, capsys):
+    shutil.copytree(run_dir / "session_0", run_dir / "session_1")
+    next(path for *_, path in segments(run_dir / "session_0")).unlink()
+    write_json(
+        run_dir / "config.json",
+        {"config": CONFIG.to_dict(), "resumed": [{"changed": {"log.actions": [False, True]}}]},
+    )
+    with pytest.raises(UserError, match="session_0: cannot be verified") as error:
+        verify.main([str(run_dir)])
+    assert error.value.exit_status == 2
+    assert "session_1  verified: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("described", ["versions", "resumed"])
+def test_a_difference_with_another_emulator_is_no_accusation(described, run_dir, capsys):
+    versions = {"versions": {"ale-py": "0.1"}}
+    more = versions if described == "versions" else {"resumed": [versions]}
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict(), **more})
+    assert status(capsys, run_dir)[0] == 0, "what is equal is verified all the same"
+    edit([path for *_, path in segments(run_dir / "session_0")][SEGMENT], actions=another_action)
+    code, line = status(capsys, run_dir)
+    assert (code, "proves nothing, because ale-py was 0.1 in training" in line) == (2, True)
+
+
+def test_a_checkpoint_that_is_written_meanwhile_is_no_accusation(run_dir, capsys, monkeypatch):
+    """The session trains on: it writes a checkpoint after `verify` has read the log of actions."""
+    session_dir = run_dir / "session_0"
+
+    def read_then_train_on(path):
+        log = read_actions(path)
+        newest = max(Checkpoints(path).env_steps())
+        shutil.copytree(path / "checkpoints" / str(newest), path / "checkpoints" / str(newest + 64))
+        return log
+
+    monkeypatch.setattr(verify, "read_actions", read_then_train_on)
+    assert status(capsys, run_dir)[0] == 0
+    assert (session_dir / "verified.json").is_file()
 
 
 def test_a_session_without_a_log_of_actions(run_dir, capsys):

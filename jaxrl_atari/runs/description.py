@@ -3,6 +3,7 @@
 The files suite.json, sweep.json and search.json describe a suite, a sweep and a search in the same way.
 """
 
+import itertools
 import os
 import platform
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import psutil
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import changed_fields, config_from_dict
+from jaxrl_atari.config_dicts import changed_fields, config_from_dict, flat
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
@@ -73,6 +74,26 @@ def read_games(directory: Path, file: str = SUITE_FILE) -> list[str]:
     if not all(isinstance(game, str) for game in games):
         raise UserError(f"{path}: cannot be used (games is {games!r:.60}); restore it from a copy")
     return games
+
+
+def field_values(run_dir: Path, name: str) -> list[Any]:
+    """The values that a field of a run's config has had: those before and after each resume that changed it.
+
+    Args:
+        name: dotted name, such as `log.actions`. A version that lacked the field counts as None.
+    """
+    described = read_json(run_dir / CONFIG_FILE)
+    changes = [entry.get("changed", {}).get(name, ()) for entry in described.get("resumed", ())]
+    return [*itertools.chain(*changes), flat(described["config"]).get(name)]
+
+
+def other_versions(run_dir: Path, package: str) -> list[str]:
+    """The versions of a package with which a run was started or resumed, other than the one installed here."""
+    described = read_json(run_dir / CONFIG_FILE)
+    here = _version(package)
+    starts = [described, *described.get("resumed", ())]
+    versions = dict.fromkeys(start.get("versions", {}).get(package, here) for start in starts)
+    return [each for each in versions if each != here]
 
 
 def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
