@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.config_dicts import changed_fields, config_from_dict
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.errors import UserError, VerificationFailed
@@ -67,7 +67,8 @@ def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
         kept = ", ".join(map(str, checkpoints.env_steps()))
         raise UserError(f"{name}: no later checkpoint was written; there are: {kept}; choose one before the last")
     config = config_from_dict(target.config)
-    if changed := changed_fields(meta["config"], target.config):
+    before = config_from_dict(meta["config"])
+    if changed := changed_fields(_without_extras(before).to_dict(), _without_extras(config).to_dict()):
         raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
     if problem := games_problem(config.env, meta):
         raise UserError(f"{name}: its games cannot continue ({problem})")
@@ -105,7 +106,7 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
 
 def _require_reproducible(name: str, config: Config, placement: Placement) -> None:
     """Refuses devices on which two runs differ in the last bits."""
-    devices = {*placement.learner, *placement.actors}
+    devices = [*placement.learner, *placement.actors]
     if not config.devices.deterministic and any(device.platform != "cpu" for device in devices):
         raise UserError(
             f"{name}: it was trained on a GPU without devices.deterministic, where no two runs have the same bits"
@@ -113,9 +114,20 @@ def _require_reproducible(name: str, config: Config, placement: Placement) -> No
 
 
 def _without_extras(config: Config) -> Config:
-    """A config that trains to the same bits, and writes no evaluation, graph or checkpoint on the way."""
-    log = replace(config.log, tensorboard=False, wandb=False, graphs=False, checkpoint_every_env_steps=10**12)
-    return replace(config, log=log, evaluation=replace(config.evaluation, every_env_steps=0))
+    """A config that trains to the same bits, and writes no log, evaluation, graph or checkpoint on the way."""
+    log = LogConfig(
+        tensorboard=False, graphs=False, actions=False, every_env_steps=10**12, checkpoint_every_env_steps=10**12
+    )
+    plain = Config()
+    return replace(
+        config,
+        name=plain.name,
+        sessions=plain.sessions,
+        output_dir=plain.output_dir,
+        trial=plain.trial,
+        evaluation=plain.evaluation,
+        log=log,
+    )
 
 
 def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: dict[str, Any]) -> None:

@@ -61,7 +61,7 @@ def _placed(shapes: Any, device: jax.Device) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(module: nn.Module, algorithm: Algorithm, ppo: PPOConfig, key: jax.Array) -> dict[str, Any]:
+def _first_arrays(module: nn.Module, algorithm: Algorithm, options: PPOConfig, key: jax.Array) -> dict[str, Any]:
     params = init_params(module, jax.random.fold_in(key, NETWORK_STREAM))
-    train_state = init_train_state(params, ppo, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
+    train_state = init_train_state(params, options, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
     return {"train_state": train_state, "key": key}

@@ -52,6 +52,13 @@ def test_an_unused_name_is_numbered(tmp_path):
     for name in ("metrics.csv", "metrics_2.csv", "metrics_3.csv"):
         assert unused(tmp_path / "metrics.csv") == tmp_path / name
         (tmp_path / name).touch()
+    for name in (
+        "lr0.001_20260101",
+        "lr0.001_20260101_2",
+        "lr0.001_20260101_3",
+    ):  # the name of a run has no suffix
+        assert unused(tmp_path / "lr0.001_20260101") == tmp_path / name
+        (tmp_path / name).mkdir()
 
 
 def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):

@@ -177,6 +177,23 @@ def test_other_bits_from_code_of_the_user_are_no_accusation(kept, beside, words,
     assert error.value.exit_status == 2
 
 
+def test_a_resume_that_changed_what_decides_no_bits(run_dir, capsys):
+    """Log, evaluations, name and number of sessions; another discount decides bits."""
+    session_dir = run_dir / "session_0"
+    start = Checkpoints(session_dir).env_steps()[0]
+
+    def resumed(line):
+        line["config"].update(name="other", sessions=4, output_dir="elsewhere")
+        line["config"]["log"].update(wandb=True, every_env_steps=64)
+        line["config"]["evaluation"].update(every_env_steps=64)
+
+    edit_digests(session_dir, resumed)
+    retrain(run_dir, start)
+    assert " arrays are equal" in capsys.readouterr().out
+    edit_digests(session_dir, lambda line: line["config"]["ppo"].update(gamma=0.5))
+    refused(run_dir, start, r"the config was changed before the next checkpoint \(ppo\.gamma\)")
+
+
 def test_a_gpu_whose_bits_vary_is_refused(run_dir, monkeypatch):
     gpu = SimpleNamespace(platform="gpu")
     monkeypatch.setattr(

@@ -125,8 +125,12 @@ def read_result(path: Path, **kinds: type) -> dict[str, Any]:
 
 
 def unused(path: Path) -> Path:
-    """Returns `path`, or the first of NAME_2, NAME_3, ... that does not exist if `path` does."""
-    numbered = (path.with_stem(f"{path.stem}_{number}") for number in itertools.count(2))
+    """Returns `path`, or the first of NAME_2, NAME_3, ... that does not exist if `path` does.
+
+    The number comes before the suffix of a file, such as `.csv`, and at the end of the name of a directory.
+    """
+    stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
+    numbered = (path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(2))
     return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
 
 
