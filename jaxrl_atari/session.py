@@ -18,9 +18,10 @@ from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
+from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.hardware.runtime import compile_clock, numeric_settings
+from jaxrl_atari.hardware.tuning import compile_clock
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
 from jaxrl_atari.network_forms import make_network, make_networks
 from jaxrl_atari.networks import Networks

@@ -12,7 +12,7 @@ from itertools import groupby
 import jax
 
 from jaxrl_atari.hardware.gpus import Gpu, obey_cuda_visible_devices, use_provider
-from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.imports import IMPORTS
 
 

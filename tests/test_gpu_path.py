@@ -29,8 +29,8 @@ from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.gpus import visible_gpus
+from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
 from jaxrl_atari.hardware.memory import FRACTION
-from jaxrl_atari.hardware.runtime import DETERMINISTIC
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.session_arrays import first_arrays
 

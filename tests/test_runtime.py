@@ -54,7 +54,7 @@ def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
     ],
 )
 def test_settings_that_change_numbers(variables, expected):
-    code = "import json; from jaxrl_atari.hardware.runtime import *; print(json.dumps(numeric_settings()))"
+    code = "import json; from jaxrl_atari.hardware.jax_settings import *; print(json.dumps(numeric_settings()))"
     found = json.loads(python("-c", code, **variables).stdout)
     assert found == {"xla_threads": usable_cores()} | expected
 

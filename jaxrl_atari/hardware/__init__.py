@@ -9,8 +9,8 @@
 | memory | the share of a GPU's memory that JAX reserves |
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
-| runtime | settings of JAX and XLA that change numbers, and the time spent compiling |
-| tuning | memory, emulator threads and the cache of compiled programs of a process |
+| jax_settings | settings of JAX and XLA that change numbers, and a check that JAX has not started yet |
+| tuning | memory, emulator threads and compiled programs of a process; nothing of this changes numbers |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.
 """

@@ -16,8 +16,8 @@ from jaxrl_atari.checks import Limits, whole_number_variable
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.gpus import Gpu, VisibleGpus, forbid_gpu, gpu_provider, visible_gpus
+from jaxrl_atari.hardware.jax_settings import jax_config, use_deterministic_kernels
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
-from jaxrl_atari.hardware.runtime import jax_config, use_deterministic_kernels
 from jaxrl_atari.option_forms import GpuOption, gpu_index
 
 Device = TypeVar("Device")

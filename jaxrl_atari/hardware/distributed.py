@@ -15,7 +15,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import limit_jax
-from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.output import say
 
 WAIT_SECONDS = 24 * 3_600

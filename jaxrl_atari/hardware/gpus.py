@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import pynvml
 
-from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.imports import import_inherited
 
 nvml: Any = pynvml  # its type annotations are incomplete

@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.hardware.runtime import require_not_started
+from jaxrl_atari.hardware.jax_settings import require_not_started
 
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"

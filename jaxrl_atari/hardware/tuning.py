@@ -1,4 +1,7 @@
-"""Tunes a process for a fast start and little memory. The commands call `tune_process` when they start."""
+"""A fast start and little memory: settings of a process that change no numbers, and the time spent compiling.
+
+The commands call `tune_process` when they start.
+"""
 
 import contextlib
 import ctypes
@@ -9,10 +12,13 @@ import zlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+import jax
 
 from jaxrl_atari.envs import THREADS, threads_variable
 from jaxrl_atari.hardware import cpu
-from jaxrl_atari.hardware.runtime import jax_config
+from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.output import counted
 
 MALLOC = {
@@ -77,8 +83,7 @@ def _keep_freed_memory() -> None:
 def _cache_compiled_programs() -> list[str]:
     """Keeps compiled programs on disk, so that the next start does not compile them again.
 
-    Programs depend on the number of XLA's threads, which JAX's cache key leaves out. So each number has its own
-    folder.
+    Programs depend on the number of XLA's threads, which JAX's cache key leaves out, so each number has a folder.
     """
     folder = jax_config.jax_compilation_cache_dir  # JAX_COMPILATION_CACHE_DIR
     lines = []
@@ -105,8 +110,7 @@ def _cache_compiled_programs() -> list[str]:
 def _remove_damaged_programs(folder: Path) -> list[str]:
     """Removes programs that cannot be read, of those written since the last start. Returns a line if it found any.
 
-    A full disk truncates programs. JAX warns of a damaged program and compiles it again, but never replaces the
-    file.
+    A full disk truncates programs. JAX warns of a damaged one and compiles it again, but never replaces the file.
     """
     checked = folder / "checked"
     since = checked.stat().st_mtime if checked.exists() else 0.0
@@ -146,3 +150,16 @@ def _zstd_decompress() -> Callable[[bytes], bytes] | None:
         with contextlib.suppress(ImportError):
             return importlib.import_module(module).decompress
     return None
+
+
+@cache
+def compile_clock() -> Callable[[], float]:
+    """Starts counting the seconds that XLA spends compiling in this process. Returns a function with the count."""
+    total = [0.0]
+
+    def count(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            total[0] += duration_secs
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    return lambda: total[0]

@@ -21,7 +21,7 @@ from jaxrl_atari.config_dicts import changed_fields, config_from_dict, flat
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
-from jaxrl_atari.hardware.runtime import numeric_settings
+from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.runs.files import read_json, read_result
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,

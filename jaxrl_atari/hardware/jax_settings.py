@@ -1,8 +1,6 @@
-"""Settings of JAX and XLA in this process: those that change numbers, and the time spent compiling."""
+"""JAX's settings: its config, the settings that change numbers, and a check that JAX has not started yet."""
 
 import os
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import jax
@@ -29,8 +27,7 @@ NUMERIC = {
 def require_not_started(field: str, value: Any) -> None:
     """Raises `ConfigError` if JAX has started on a GPU, which is too late for the option `field`.
 
-    JAX has no public way to ask whether it has started, but refuses to change the number of CPU devices once it
-    has.
+    JAX has no public way to ask whether it has started. But then it refuses to change the number of CPU devices.
     """
     count = jax_config.jax_num_cpu_devices
     try:
@@ -58,16 +55,3 @@ def numeric_settings() -> dict[str, Any]:
     settings |= {name: os.environ.get(name) for name in ("XLA_FLAGS", "NVIDIA_TF32_OVERRIDE")}
     changed = {name: value for name, value in settings.items() if value != NUMERIC.get(name)}
     return {"xla_threads": cpu.xla_threads(), **changed}
-
-
-@cache
-def compile_clock() -> Callable[[], float]:
-    """Starts counting the seconds that XLA spends compiling in this process. Returns a function with the count."""
-    total = [0.0]
-
-    def count(event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            total[0] += duration_secs
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    return lambda: total[0]
