@@ -135,8 +135,8 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 # --- The command -------------------------------------------------------------------------------------------------
 
 if __name__ == "__main__":
-    # The report computes the memory of an update, so it imports the learner, which imports this module. It has a
-    # file of its own for this reason, and gets this module by its usual name, not a second copy.
+    # The report has a file of its own, because sessions import this one: it reads a command line and imports the
+    # whole update. It is given this module under its usual name, so that it does not import a second copy.
     sys.modules.setdefault("jaxrl_atari.devices", sys.modules["__main__"])
     from jaxrl_atari import device_report
 
