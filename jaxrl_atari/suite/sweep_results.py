@@ -76,8 +76,8 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
 
     Empty if there is no such game with a human score, or if the settings differ in their protocols.
     """
-    protocols = {found.values["protocol"] for found in suites.values()}
-    scores = {label: found.values["scores"] for label, found in suites.items()}
+    protocols = {suite.values["protocol"] for suite in suites.values()}
+    scores = {label: suite.values["scores"] for label, suite in suites.items()}
     shared = sorted(set.intersection(*(set(games) for games in scores.values())))
     if len(protocols) > 1 or not shared:
         return []
@@ -86,11 +86,11 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
         label: normalised({game: games[game] for game in shared}, protocol)["human-normalised"]
         for label, games in scores.items()
     }
-    found = statistics_by_name(kinds)
-    if not found:
+    aggregates = statistics_by_name(kinds)
+    if not aggregates:
         return []
-    table = markdown_table(statistics_rows(found, "human-normalised, over the complete games"))
-    return [table, *missing_intervals(found), INTERVALS]
+    table = markdown_table(statistics_rows(aggregates, "human-normalised, over the complete games"))
+    return [table, *missing_intervals(aggregates), INTERVALS]
 
 
 def save_sweep_results(results: SweepResults) -> None:

@@ -92,10 +92,10 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
     try:
         function(*arguments, **options)
     except Exception as error:
-        known = correctable(error)
-        if known is None:
+        user_error = correctable(error)
+        if user_error is None:
             say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
-        return Failure(reason(known or error), correctable=known is not None)
+        return Failure(reason(user_error or error), correctable=user_error is not None)
     return None
 
 

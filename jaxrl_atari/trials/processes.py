@@ -159,8 +159,8 @@ class _Processes:
     def _least_busy_slot(self, job: Job) -> int:
         """The index of the slot on which the fewest sessions train; see `run_processes`."""
         busy = Counter(child.slot_index for child in self.running)
-        own = job.position % len(self._slots)
-        return min(range(len(self._slots)), key=lambda index: (busy[index], index != own))
+        preferred = job.position % len(self._slots)
+        return min(range(len(self._slots)), key=lambda index: (busy[index], index != preferred))
 
     def read(self) -> list["_Child"]:
         """Reads the output and messages of all processes, and returns the processes that have ended."""

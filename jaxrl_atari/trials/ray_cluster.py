@@ -136,12 +136,14 @@ def connected(
     import ray  # after `set_up_ray`, because Ray reads its environment variables at import
 
     # Ray starts in a thread, because in the main thread it would handle the signals.
-    with cluster(address, devices) as found, ThreadPool(1) as thread:
+    with cluster(address, devices) as cluster_address, ThreadPool(1) as thread:
         try:
             try:
-                thread.apply(ray.init, (found,), {"log_to_driver": False, "logging_level": logging.CRITICAL})
+                thread.apply(
+                    ray.init, (cluster_address,), {"log_to_driver": False, "logging_level": logging.CRITICAL}
+                )
             except Exception as error:  # Ray has no narrower class
-                raise UserError(f"Ray at {found}: {reason(error.__cause__ or error)}") from error
+                raise UserError(f"Ray at {cluster_address}: {reason(error.__cause__ or error)}") from error
             share = allot(resources, [node["Resources"] for node in ray.nodes() if node["Alive"]], devices)
             say(f"each {task} has {counted(share.gpu, 'GPU')} and {counted(share.cpu, 'core')}")
             yield share

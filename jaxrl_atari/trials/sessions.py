@@ -116,7 +116,7 @@ def train_job(
             job.session,
             label=job.name,
             resume=True,
-            writers=[SessionWriter(each, job.session, config.seed + job.session) for each in (*writers, rule)],
+            writers=[SessionWriter(writer, job.session, config.seed + job.session) for writer in (*writers, rule)],
             on_first_update=after_first_update,
             stop_requested=lambda: signals.requested or stop_requested(),
             ends_early=rule.ends_session if rule.is_active else None,
@@ -128,16 +128,16 @@ class SessionWriter(Writer):
 
     def __init__(self, writer: Writer, session: int, seed: int):
         self._writer = writer
-        self._own = {"session": session, "seed": seed}
+        self._columns = {"session": session, "seed": seed}
 
     def write(self, row: Row) -> None:
-        self._writer.write(self._own | dict(row))
+        self._writer.write(self._columns | dict(row))
 
     def evaluation(self, row: Row) -> None:
-        self._writer.evaluation(self._own | dict(row))
+        self._writer.evaluation(self._columns | dict(row))
 
     def progress(self, env_steps: int, row: Row) -> None:
-        self._writer.progress(env_steps, self._own | dict(row) if row else row)
+        self._writer.progress(env_steps, self._columns | dict(row) if row else row)
 
     def message(self, text: str) -> None:
         self._writer.message(text)
@@ -170,8 +170,8 @@ class StopRule(Writer):
     def write(self, row: Row) -> None:
         if self._stop is None or self._end is not None:
             return
-        known = {name: value for name, value in row.items() if value is not None}
-        answer = self._stop(dict.fromkeys(COLUMNS, math.nan) | known)
+        values = {name: value for name, value in row.items() if value is not None}
+        answer = self._stop(dict.fromkeys(COLUMNS, math.nan) | values)
         if answer:
             reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
             self._end = {"env_steps": row["env_steps"], "reason": reason}

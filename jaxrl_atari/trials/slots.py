@@ -71,12 +71,12 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
     """
     if not indices:
         return Slot(f"on CPU ({why})", {})
-    found = visible_gpus().gpus
-    gpus = [found[index] for index in indices]
+    visible = visible_gpus().gpus
+    gpus = [visible[index] for index in indices]
     where = f"GPU {','.join(map(str, indices))}"
     variables = {}
     # An index such as `devices.gpu = 3` counts all visible GPUs, so that the session has to see them all.
-    if gpu_index(devices.gpu) is None and len(gpus) < len(found):
+    if gpu_index(devices.gpu) is None and len(gpus) < len(visible):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
     fraction = None
     if sharing > 1:
