@@ -12,8 +12,20 @@ convolution is fast there. So a `Conv` with `for_cpu` writes its gradients out (
 - **The gradient for the kernel** (`kernel_gradient`) is a matrix product: of the output's gradient, and the pixels
   of each row of a window, *side by side*.
 
-Data that is only moved is viewed as integers, as *words* (`as_words`): XLA's CPU backend copies these faster than
-bfloat16, and four uint8 fastest as one uint32.
+What XLA's CPU backend does badly, and what is done instead. The code, that of `fast/cpu_conv.py` too, refers to
+these rules by their names:
+
+    words               Copies of bfloat16 go by way of float32; copies of integers do not, and four uint8 are
+                        fastest as one uint32. So data that is only moved is viewed as integers (`as_words`).
+    halves              A transposition is fused into each of its uses, and repeated there. A barrier does not
+                        help, as this backend removes barriers before it fuses; a concatenation stops the fusion.
+                        So data is transposed in two halves, which are concatenated.
+    stack               A concatenation along the last axis first copies every operand. So arrays are stacked on
+                        the last axis but one, which takes one pass.
+    moved transpose     A product with a transposed left operand, as X' G for the gradient of a kernel, takes up to
+                        twice as long if XLA makes X' by a change of layout (column-major). So the transposed
+                        product G' X is computed, of a G' that is moved in memory, and its small result is
+                        transposed. A barrier stops XLA from simplifying this back.
 
 Without `for_cpu`, as on a GPU, `Conv` is a plain convolution. A network has a field `for_cpu`, which it passes to
 its layers as it does `dtype`. `network_forms.py` sets both.
@@ -42,7 +54,7 @@ Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Conv(nn.Module):
-    """The part of `nn.Conv` that networks of images need: one stride, no dilation and no groups, always a bias.
+    """The part of `nn.Conv` that networks of images need: equal strides, no dilation, no groups, always a bias.
 
     Its parameters are those of `nn.Conv`, in float32: `kernel` [height, width, C, features] and `bias` [features].
     A torso of such layers is fastest on a CPU within `in_chunks`. `for_cpu` changes numbers by rounding alone.
@@ -50,7 +62,7 @@ class Conv(nn.Module):
 
     features: int
     kernel_size: tuple[int, int] = (3, 3)
-    stride: int = 1
+    strides: int | tuple[int, int] = 1
     padding: str = "SAME"
     kernel_init: Callable = nn.initializers.lecun_normal()
     dtype: Any = jnp.float32
@@ -66,19 +78,22 @@ class Conv(nn.Module):
 
         Raises:
             TypeError: the input has another type.
+            ValueError: the strides of rows and columns differ.
         """
         pixels = x.dtype == jnp.uint8
         if not pixels and not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"Conv {self.name}: expected an input of uint8 (pixels) or floats, got {x.dtype}")
+        strides = (self.strides, self.strides) if isinstance(self.strides, int) else tuple(self.strides)
+        if len(set(strides)) != 1:
+            raise ValueError(f"Conv {self.name}: strides = {strides}: expected the same for rows and columns")
         shape = (*self.kernel_size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        strides = (self.stride, self.stride)
         above_below, left_right = lax.padtype_to_pads(x.shape[-3:-1], self.kernel_size, strides, self.padding)
         pads = (above_below, left_right)
         if self.for_cpu:
             scaled = kernel / 255 if pixels else kernel
-            y: jax.Array = cpu_convolution(x, scaled, self.stride, pads, jnp.dtype(self.dtype))
+            y: jax.Array = cpu_convolution(x, scaled, strides[0], pads, jnp.dtype(self.dtype))
             return y + bias
         x = x.astype(self.dtype) / 255 if pixels else x.astype(self.dtype)
         kernel = kernel.astype(self.dtype)
@@ -97,10 +112,14 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
     if count == 1:
         return torso(x)
     filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))
-    # flax runs the function with a clone of `module` as the current module, so the layers that `torso` makes are
-    # the clone's. They have the same names and parameters as without chunks.
+
+    # flax calls it with a clone of `module`, which is then the current module. So the layers that `torso` makes
+    # are the clone's, with the same names and parameters as without chunks.
+    def step(_clone: nn.Module, carry: None, chunk: jax.Array) -> tuple[None, jax.Array]:
+        return carry, torso(chunk)
+
     over_chunks = nn.scan(
-        lambda module, carry, chunk: (carry, torso(chunk)),
+        step,
         variable_broadcast="params",
         split_rngs={"params": False},
         unroll=count if count <= UNROLLED else 1,
@@ -119,7 +138,7 @@ def cpu_convolution(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dt
     Args:
         x: uint8 or float [N, H, W, C].
         kernel: float32 [kh, kw, C, O].
-        pads: zeros around the image, which may be negative: (above, below), (left, right).
+        pads: zeros around the image: (above, below), (left, right).
         dtype: type of the arithmetic.
 
     Returns:
@@ -178,7 +197,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
         dW, of that shape, in `sum_type(dtype)`.
     """
     height, width, channels, outputs = shape
-    # XLA would fuse a transposition into each shift, and repeat it there. A concatenation, of halves, stops that.
+    # Rule "halves": each shift would else repeat the transposition.
     halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(as_words(g), 2)]
     channels_first = jnp.concatenate(halves, axis=1)  # [O, N, h, w]
     shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
@@ -186,7 +205,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
     left = from_words(shifted).reshape(height * outputs, -1)
     right = side_by_side(words, width).astype(dtype).reshape(-1, width * channels)
     dw = jnp.matmul(left, right, preferred_element_type=sum_type(dtype))  # [(i, o), (j, k)]
-    # Without the barrier XLA would compute the transposed product instead, which takes up to twice as long.
+    # Rule "moved transpose": L has G transposed, so this is dW', which the barrier keeps.
     return lax.optimization_barrier(dw).reshape(height, outputs, width, channels).transpose(0, 2, 3, 1)
 
 
@@ -272,12 +291,12 @@ def side_by_side(words: jax.Array, width: int) -> jax.Array:
         words: the image as `as_words` views it. The result is no longer in words.
     """
     w = words.shape[2] - width + 1
-    pixels = jnp.stack([words[:, :, j : j + w] for j in range(width)], axis=-2)
+    pixels = jnp.stack([words[:, :, j : j + w] for j in range(width)], axis=-2)  # rule "stack"
     return from_words(pixels.reshape(*words.shape[:2], w, -1))
 
 
 def as_words(x: jax.Array) -> jax.Array:
-    """A view in integers, which XLA's CPU backend moves fast: bfloat16 as uint16, four uint8 as one uint32.
+    """A view in integers (rule "words"): bfloat16 as uint16, and four uint8 as one uint32.
 
     Any other array is returned as it is.
     """

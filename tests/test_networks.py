@@ -491,6 +491,14 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
         )
 
 
+def test_strides_are_those_of_flax_where_they_are_equal():
+    x = jnp.zeros((1, 9, 9, 2))
+    params = Conv(3, (3, 3), strides=(2, 2)).init(jax.random.key(0), x)
+    assert Conv(3, (3, 3), strides=(2, 2)).apply(params, x).shape == (1, 5, 5, 3)
+    with pytest.raises(ValueError, match=r"Conv conv: strides = \(2, 1\): expected the same for rows and columns"):
+        Conv(3, (3, 3), strides=(2, 1), name="conv").apply(params, x)
+
+
 def test_a_float32_kernel_has_gradients_in_float64():
     """Parameters stay float32 where the arithmetic is float64."""
     rng = np.random.default_rng(1)

@@ -3,9 +3,9 @@
 `apply` computes what `networks.NatureActorCritic` computes, from the same parameters:
 
     result          function       input                    output
-    out1            first_layer    uint8 [N, 21, 21, 64]    [N, 10, 10, 128]    84x84 pixels, 8x8 windows, stride 4
-    out2            layer          out1                     [N, 9, 9, 64]       20x20 pixels, 4x4 windows, stride 2
-    out3            layer          out2                     [N, 7, 7, 64]       9x9 pixels, 3x3 windows, stride 1
+    out1            first_layer    uint8 [N, 21, 21, 64]    [N, 10, 10, 128]
+    out2            layer          out1                     [N, 9, 9, 64]
+    out3            layer          out2                     [N, 7, 7, 64]
     hidden          dense          out3 as [N, 3136]        [N, 512]
     logits, value   two heads      hidden                   [N, A] and [N]
 
@@ -36,33 +36,46 @@ dense layer compute so:
   input of the dense layer; and that for the bias of the dense layer, which itself is rounded before it is added.
 
 **Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
-stride x stride pixels, whose pixels become channels (space-to-depth). The 84x84 pixels of 4 frames are 21x21
-blocks of 4x4x4 = 64 numbers (`frames.BLOCKED`), and an 8x8 window with stride 4 is a window of 2x2 blocks. The
-output of the first layer is blocked again: its 20x20 pixels of 32 channels are 10x10 blocks of 2x2x32 = 128
-numbers, and the 4x4 windows of the second layer, with stride 2, are windows of 2x2 blocks. Kernels are brought
-into the same order (`block_kernels`).
+stride x stride pixels, whose pixels become channels (space-to-depth). In one dimension, 8 pixels, windows of 4 and
+stride 2:
 
-**Windows as rows.** With stride 1 the windows of an image are shifted views of it, so a matrix with one window in
-each row costs one copy (`windows`), and a convolution is the product of that matrix and the kernel.
+    pixels    0 1 2 3 4 5 6 7       windows of 4 pixels, stride 2:   0123   2345   4567
+    blocks   |0 1|2 3|4 5|6 7|      windows of 2 blocks, stride 1:   ab     bc     cd
+               a   b   c   d
 
-What XLA's CPU backend does badly, and what is done instead. The code refers to these rules by number:
+The first layer adds products of blocks and weights, so its sums are here a W_0 + b W_1, b W_0 + c W_1 and
+c W_0 + d W_1. In two dimensions, with the sizes of this network:
 
-1. The product for a kernel's gradient, `windows.T @ g`, takes up to twice as long if XLA makes `windows.T` by a
-   change of layout (column-major). So the transposed product `g.T @ windows` is computed, of a `g.T` that is moved
-   in memory (`transposed`), and its small result is transposed. An `optimization_barrier` stops XLA from
-   simplifying this back. `dense_backward`, whose result is large, moves x instead.
-2. JAX's own derivative keeps the windows for the backward pass. In a loop over chunks it is faster to make them
-   again than to read them from memory, so only the input and the outputs of the layers are kept. Where chunks are
-   unrolled, XLA itself decides, and keeps the windows.
-3. Copies of bfloat16 go by way of float32, copies of integers do not. So data that is only moved is viewed as
-   integers (`layers.as_words`).
-4. A transposition is fused into each of its uses, and repeated there. A barrier does not help, because this
-   backend removes barriers before it fuses; a concatenation stops the fusion. So `first_layer_backward` transposes
-   its gradient in two halves, and concatenates them.
-5. A concatenation along the last axis first copies every operand. So windows are stacked on the last axis but one,
-   which takes one pass.
-6. In a loop over chunks, the slice that reads a kept output of the first layer is fused into its windows, which
-   then take 10 times as long. So that output is kept in two halves, to be concatenated (rule 4).
+    layer     image                          windows          blocks                            windows of blocks
+    first     84x84 pixels of 4 frames       8x8, stride 4    21x21 of 4x4x4 = 64 numbers       2x2, stride 1
+    second    20x20 pixels of 32 channels    4x4, stride 2    10x10 of 2x2x32 = 128 numbers     2x2, stride 1
+    third     9x9 pixels of 64 channels      3x3, stride 1    none: its stride is 1
+
+The frames are stored in blocks (`frames.BLOCKED`), the first layer returns its output in those of the second, and
+kernels are brought into the same order (`block_kernels`).
+
+**Windows as rows.** With stride 1 the windows of an image are shifted views of it. So X, with one window in each
+row, costs one copy (`windows`). An image of 3x3 pixels, and windows of 2x2:
+
+    a b c         X =  a b d e     window at row 0, column 0
+    d e f              b c e f     window at row 0, column 1
+    g h i              d e g h     window at row 1, column 0
+                       e f h i     window at row 1, column 1
+
+The columns of X are the places (0, 0), (0, 1), (1, 0), (1, 1) in a window (`places`). The column of
+place (i, j) is the image from row i and column j on. The gradient goes the same way back: e is in four windows, at
+another place in each, so its gradient is the sum of four numbers of dX (`layer_backward`).
+
+**Rules.** What XLA's CPU backend does badly is at the top of `layers.py`: the rules "words", "halves", "stack" and
+"moved transpose", by which the code refers to them. Two more are for this file:
+
+    remade windows      JAX's own derivative keeps the windows for the backward pass. In a loop over chunks it is
+                        faster to make them again than to read them from memory, so only the input and the outputs
+                        of the layers are kept. Where chunks are unrolled, XLA itself decides, and keeps the
+                        windows.
+    kept halves         In a loop over chunks, the slice that reads a kept output of the first layer is fused into
+                        its windows, which then take 10 times as long. So that output is kept in two halves, to be
+                        concatenated, as in the rule "halves".
 """
 
 import functools
@@ -179,18 +192,18 @@ def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Ar
     """The three convolutions of one chunk: uint8 [N, 21, 21, 64] -> float32 [N, 3136].
 
     Args:
-        loop: whether it is computed for one chunk after another in a loop, where rule 6 applies.
+        loop: whether it is computed for one chunk after another in a loop, where rule "kept halves" applies.
     """
     return torso_forward(blocks, kernels, dtype, loop)[0]
 
 
 class Saved(NamedTuple):
-    """What the gradient of `torso` needs (rule 2). Outputs are saved as words (rule 3)."""
+    """What the gradient of `torso` needs (rule "remade windows"). Outputs are saved as words (rule "words")."""
 
     blocks: jax.Array  # uint8 [N, 21, 21, 64]
     w2: jax.Array
     w3: jax.Array
-    out1: list[jax.Array]  # [N, 10, 10, 128], in a loop as two halves (rule 6)
+    out1: list[jax.Array]  # [N, 10, 10, 128], in a loop as two halves (rule "kept halves")
     out2: jax.Array  # [N, 9, 9, 64]
     out3: jax.Array  # [N, 7, 7, 64]
 
@@ -204,7 +217,7 @@ def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
     out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
     out3 = layer(out2, kernels.w3, kernels.b3, 3)  # [N, 7, 7, 64]
-    parts1 = jnp.array_split(as_words(out1), 2 if loop else 1)  # rule 6
+    parts1 = jnp.array_split(as_words(out1), 2 if loop else 1)  # rule "kept halves"
     saved = Saved(blocks, kernels.w2, kernels.w3, parts1, as_words(out2), as_words(out3))
     return out3.reshape(-1, 3136).astype(jnp.float32), saved
 
@@ -243,7 +256,8 @@ def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> ja
     # Y_q sums the products x_{q+p} W_p over p = (i, j): [N, 20, 20, 32].
     shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(places(2))]
     out = nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype)
-    # Blocks of 2x2 pixels: of each pixel of the block one array [N, 10, 10, 32], side by side (rules 3 and 5).
+    # Blocks of 2x2 pixels: of each pixel of the block one array [N, 10, 10, 32], side by side. Rules "words" and
+    # "stack".
     words = as_words(out)
     of_place = [words[:, i::2, j::2] for i, j in places(2)]
     return from_words(jnp.stack(of_place, axis=-2).reshape(-1, 10, 10, 4 * 32))
@@ -261,19 +275,19 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
     """
     g = jnp.where(out > 0, g, 0)  # G
     db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)  # over samples, blocks and the pixels of a block
-    # G without blocks and transposed, [32, N, 20, 20], in two halves of the samples (rules 3 and 4).
+    # G without blocks and transposed, [32, N, 20, 20], in two halves of the samples (rules "words", "halves").
     words = as_words(g.astype(out.dtype))
     half = len(words) // 2
-    halves = [first_layer_channels_first(words[:half]), first_layer_channels_first(words[half:])]
+    halves = [unblocked_outputs_first(words[:half]), unblocked_outputs_first(words[half:])]
     channels_first = jnp.concatenate(halves, axis=1)
     # For each place p = (i, j), G shifted by p, so that G_q lies at the block q + p: [4 * 32, N * 21 * 21].
     pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in places(2)]
     shifted = from_words(jnp.concatenate([jnp.pad(channels_first, pad) for pad in pads]).reshape(4 * 32, -1))
     dw = product(shifted, blocks.reshape(-1, 64).astype(out.dtype))  # dW', [4 * 32, 64]
-    return lax.optimization_barrier(dw).T, db  # rule 1
+    return lax.optimization_barrier(dw).T, db  # rule "moved transpose"
 
 
-def first_layer_channels_first(g: jax.Array) -> jax.Array:
+def unblocked_outputs_first(g: jax.Array) -> jax.Array:
     """A gradient for the output of `first_layer`, [N, 10, 10, 128], without blocks: [32, N, 20, 20].
 
     It is `g.reshape(-1, 10, 10, 2, 2, 32).transpose(5, 0, 1, 3, 2, 4).reshape(32, -1, 20, 20)`, in two moves of
@@ -318,7 +332,7 @@ def layer_backward(
     g = jnp.where(out > 0, g, 0)  # G
     db = g.sum((0, 1, 2))
     g = g.astype(x.dtype)
-    dw = lax.optimization_barrier(product(transposed(g), windows(x, size))).T  # (G' X)', rule 1
+    dw = lax.optimization_barrier(product(transposed(g), windows(x, size))).T  # (G' X)': rule "moved transpose"
     w_transposed = transposed(w.astype(x.dtype).reshape(size * size, -1, outputs))  # W', [O, size * size * C]
     # dX, float32 [N, rows, columns, size * size, C]: for each window, the gradients of the pixels at its places.
     d_windows = product(g.reshape(-1, outputs), w_transposed).reshape(n, rows, columns, size * size, -1)
@@ -353,7 +367,7 @@ def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     # g w': over the last axis of both. XLA's CPU kernels read a right operand that is transposed as it lies.
     precision = without_tf32(x.dtype)
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), precision, preferred_element_type=jnp.float32)
-    # x': by way of three axes, which moves the data (rule 1).
+    # Rule "moved transpose". The result is large here, so x' is moved instead, by way of three axes.
     x_transposed = from_words(as_words(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
     return dx.astype(x.dtype), product(x_transposed, g, precision)
 
@@ -377,7 +391,8 @@ def without_tf32(dtype: Any) -> str | None:
 def transposed(x: jax.Array) -> jax.Array:
     """The transpose of the matrix whose rows are the last axis of x: [..., C], three or more axes -> [C, K].
 
-    `moveaxis` on three or more axes moves the data; the `.T` of a matrix would be a change of layout (rule 1).
+    Rule "moved transpose": `moveaxis` on three or more axes moves the data; the `.T` of a matrix would be a change
+    of layout.
     """
     return from_words(jnp.moveaxis(as_words(x), -1, 0).reshape(x.shape[-1], -1))
 
@@ -392,4 +407,4 @@ def windows(x: jax.Array, size: int) -> jax.Array:
     _, height, width, channels = x.shape
     rows, columns = height - size + 1, width - size + 1
     shifted = [as_words(x)[:, i : i + rows, j : j + columns] for i, j in places(size)]
-    return from_words(jnp.stack(shifted, axis=-2).reshape(-1, size * size * channels))  # rule 5
+    return from_words(jnp.stack(shifted, axis=-2).reshape(-1, size * size * channels))  # rule "stack"
