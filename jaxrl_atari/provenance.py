@@ -1,5 +1,6 @@
 """Provenance of a session's numbers: devices, arithmetic, software, machine, and what a resume changes."""
 
+from importlib.metadata import distributions
 from typing import Any
 
 from jaxrl_atari.algorithm import resolved_options
@@ -16,20 +17,28 @@ def find_provenance(config: Config, placement: Placement, compute_dtype: str) ->
     Args:
         compute_dtype: the type in which the network computes, such as `float32`.
     """
-    known = software_and_machine(config)
+    today = software_and_machine(config)
+    on_gpu = any(device.platform == "gpu" for device in (*placement.learner, *placement.actors))
     return {
-        "python": known["python"],
-        "versions": known["versions"],
-        "git_revision": known["git_revision"],
-        "numeric_settings": known["numeric_settings"],
+        "python": today["python"],
+        "versions": today["versions"],
+        "git_revision": today["git_revision"],
+        "numeric_settings": today["numeric_settings"],
         "compute_dtype": compute_dtype,
         "coefficients": resolved_options(config).coefficients,  # a default may change with the algorithm's file
         "learns_on": [device.device_kind for device in placement.learner],
         "acts_on": [device.device_kind for device in placement.actors],
-        "cpu": known["hardware"]["cpu"],
-        "instruction_sets": known["hardware"]["instruction_sets"],
+        "gpu_software": {"driver": today["hardware"]["driver"], **_gpu_packages()} if on_gpu else {},
+        "cpu": today["hardware"]["cpu"],
+        "instruction_sets": today["hardware"]["instruction_sets"],
         "threads": xla_threads(),
     }
+
+
+def _gpu_packages() -> dict[str, str]:
+    """The versions of the installed packages that compute on GPUs, such as cuDNN and cuBLAS."""
+    installed = {package.name or "": package.version for package in distributions()}  # a broken one has no name
+    return {name: installed[name] for name in sorted(installed) if name.startswith(("nvidia-", "jax-cuda"))}
 
 
 def device_text(placement: Placement, compute_dtype: str, evaluates: bool) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from small_training import TINY, change, edit_meta, stop_before
 
+from jaxrl_atari import provenance, verify
 from jaxrl_atari import retrain as retrain_module
-from jaxrl_atari import verify
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.imports import IMPORTS
 from jaxrl_atari.runs import description
@@ -219,11 +219,22 @@ def test_games_that_cannot_continue_here_are_refused(run_dir):
         ("versions", {"jax": "0.1"}, r"versions\.jax 0\.1 -> "),
         ("learns_on", ["NVIDIA H100"], r"learns_on"),
         ("compute_dtype", "float16", r"compute_dtype float16 -> "),
+        ("gpu_software", {"driver": "550.1"}, r"gpu_software\.driver 550\.1 -> None"),
     ],
 )
 def test_another_machine_is_refused_with_its_reason(field, value, words, run_dir):
     edit_digests(run_dir / "session_0", lambda line: line["environment"].update({field: value}))
     refused(run_dir, Checkpoints(run_dir / "session_0").env_steps()[0], words)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+def test_the_libraries_of_a_gpu_are_recorded_where_it_computes(platform, monkeypatch):
+    installed = [SimpleNamespace(name=name, version="9.1") for name in ("numpy", "nvidia-cudnn-cu12")]
+    monkeypatch.setattr(provenance, "distributions", lambda: installed)
+    device = SimpleNamespace(platform=platform, device_kind="some device")
+    found = provenance.find_provenance(CONFIG, SimpleNamespace(learner=[device], actors=[device]), "float32")
+    expected = {"driver": None, "nvidia-cudnn-cu12": "9.1"} if platform == "gpu" else {}
+    assert found["gpu_software"] == expected
 
 
 def test_what_cannot_be_trained_again(run_dir, tmp_path):
