@@ -107,10 +107,10 @@ def test_the_published_space_is_shipped():
 @pytest.mark.parametrize(
     ("space", "words"),
     [
-        ({}, "search.space"),
-        ({"ppo.gae_lamda": FloatDistribution(0.7, 0.9)}, "{'ppo.gae_lamda'}: expected fields of the config"),
-        ({"ppo": CHOICES}, "'ppo'"),
-        ({"ppo.gae_lambda": [0.9, 0.95]}, "{'ppo.gae_lambda'}: expected fields of the config"),
+        ({}, "search.space = '': expected fields of the config"),
+        ({"ppo.gae_lamda": FloatDistribution(0.7, 0.9)}, "search.space = 'ppo.gae_lamda': expected fields"),
+        ({"ppo": CHOICES, "seed": CHOICES}, "search.space = 'ppo, seed': expected fields"),
+        ({"ppo.gae_lambda": [0.9, 0.95]}, "search.space = 'ppo.gae_lambda': expected fields"),
         ({"devices.gpu": CategoricalDistribution((0, 1))}, "devices.gpu"),
         ({"seed": IntDistribution(0, 3)}, "may differ between trials"),
         ({"env.game": CategoricalDistribution(("Pong", "Qbert"))}, "may differ between trials"),

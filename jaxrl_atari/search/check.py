@@ -29,15 +29,15 @@ def check_search(config: Config, search: SearchConfig) -> None:
             - ASHA's first comparison is beyond the budget.
             - A network, algorithm or coefficient does not exist, or a minibatch size does not suit the network.
     """
-    unknown = {
+    unusable = [
         name
         for name, distribution in search.space.items()
         if not can_vary(name, config) or not isinstance(distribution, Distribution)
-    }
+    ]
     require(
-        search.space and not unknown,
+        search.space and not unusable,
         "search.space",
-        unknown or {},
+        ", ".join(map(str, unusable)),
         expected="fields of the config by their dotted names, such as ppo.gae_lambda, that may differ between "
         "trials, each with a distribution of Optuna",
         hint="configs/search_qbert.py is an example of a --config",
