@@ -116,10 +116,14 @@ class OverlappedLearner(Learner):
     @property
     def state(self) -> TrainState:
         """The train state after the newest update. Where that still runs, this waits for it."""
+        self._wait()
+        return super().state
+
+    def _wait(self) -> None:
+        """Waits for the running update, if there is one. An error in its thread is raised here."""
         if self._running is not None:
             self._running.result()
             self._running = None
-        return super().state
 
     @property
     def lagging_params(self) -> Any:
@@ -128,6 +132,7 @@ class OverlappedLearner(Learner):
 
     def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
+        self._wait()
         self._acting = _copy(self.state.params)  # the update consumes the originals
         self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
         return self._running.result
