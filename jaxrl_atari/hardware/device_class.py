@@ -7,7 +7,8 @@ import jax
 from jaxrl_atari.hardware import cpu
 
 DeviceClass = Literal["gpu", "old gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
-"""
+"""The classes, as `network_forms.make_network` takes them.
+
 | class | devices |
 |---|---|
 | "gpu" | GPUs with bfloat16 units |

@@ -27,7 +27,7 @@ NUMERIC = {
 def require_not_started(field: str, value: Any) -> None:
     """Raises `ConfigError` if JAX has started on a GPU, which is too late for the option `field`.
 
-    JAX has no public way to ask whether it has started. But then it refuses to change the number of CPU devices.
+    JAX has no public way to ask whether it has started, but then refuses to change the number of CPU devices.
     """
     count = jax_config.jax_num_cpu_devices
     try:
