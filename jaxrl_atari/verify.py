@@ -248,16 +248,16 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     log = read_actions(session_dir)
     expected = expected_rows(log)
     env_steps = max(expected, default=0)
-    if env_steps < saved:
-        raise missing_actions(
-            session_dir,
-            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
-        )
     chosen = choose_pieces(log, options)
     all_pieces = len(pieces(log))
     is_whole = len(chosen) == all_pieces
     try:
         rows, all_rows = check_rows(session_dir, expected)
+        if env_steps < saved:
+            raise missing_actions(
+                session_dir,
+                f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
+            )
         played = play_all(config, session_dir, log, chosen)
         if is_whole and played < len(log.games):
             raise VerificationFailed(

@@ -203,7 +203,7 @@ def test_a_log_that_was_off_for_a_part_does_not_keep_others_from_being_verified(
     next(path for *_, path in segments(run_dir / "session_0")).unlink()
     write_json(
         run_dir / "config.json",
-        {"config": CONFIG.to_dict(), "resumed": [{"changed": {"log.actions": [False, True]}}]},
+        {"config": CONFIG.to_dict(), "resumed": ["malformed", {"changed": {"log.actions": [False, True]}}]},
     )
     with pytest.raises(UserError, match="session_0: cannot be verified") as error:
         verify.main([str(run_dir)])

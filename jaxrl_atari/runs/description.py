@@ -82,18 +82,24 @@ def field_values(run_dir: Path, name: str) -> list[Any]:
     Args:
         name: dotted name, such as `log.actions`. A version that lacked the field counts as None.
     """
-    described = read_json(run_dir / CONFIG_FILE)
-    changes = [entry.get("changed", {}).get(name, ()) for entry in described.get("resumed", ())]
-    return [*itertools.chain(*changes), flat(described["config"]).get(name)]
+    first, *resumes = _starts(run_dir)
+    changes = [start.get("changed", {}).get(name, ()) for start in resumes]
+    return [*itertools.chain(*changes), flat(first["config"]).get(name)]
 
 
 def other_versions(run_dir: Path, package: str) -> list[str]:
     """The versions of a package with which a run was started or resumed, other than the one installed here."""
-    described = read_json(run_dir / CONFIG_FILE)
     here = _version(package)
-    starts = [described, *described.get("resumed", ())]
-    versions = dict.fromkeys(start.get("versions", {}).get(package, here) for start in starts)
+    versions = dict.fromkeys(start.get("versions", {}).get(package, here) for start in _starts(run_dir))
     return [each for each in versions if each != here]
+
+
+def _starts(run_dir: Path) -> list[dict[str, Any]]:
+    """The content of a run's config.json, and the entry of each resume in it. Malformed entries are left out."""
+    described = read_json(run_dir / CONFIG_FILE)
+    resumed = described.get("resumed")
+    entries = resumed if isinstance(resumed, list) else []
+    return [described, *(entry for entry in entries if isinstance(entry, dict))]
 
 
 def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
