@@ -24,7 +24,7 @@ from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.jobs import unfinished_jobs_of_sweep
 from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
-from jaxrl_atari.suite.sweep import SweepPlan, write_plan
+from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -257,9 +257,26 @@ def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
     for _ in range(2):  # each time a job of the first setting ends
         results.on_end(next(job for job in jobs if job.setting == first.label), None)
         assert "the results cannot be read: " in capsys.readouterr().out
+    assert (directory / first.label / "results.csv").is_file(), "a damaged setting keeps no other from its results"
     damaged.unlink()
     results.on_end(jobs[-1], None)
     assert (directory / "results.csv").is_file()
+
+
+def test_results_that_could_not_be_saved_are_saved_when_any_session_ends(tmp_path, capsys):
+    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
+    sweep = read_plan(sweep_dir)
+    first, second = sweep.settings
+    results = ResultsKeeper(sweep_dir, sweep)
+    (blocked,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting == first.label]
+    (other,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting == second.label]
+    (sweep_dir / first.label / "results.md").mkdir()
+    results.on_end(blocked, None)
+    assert "results are not saved: " in capsys.readouterr().out
+    (sweep_dir / first.label / "results.md").rmdir()
+    results.on_end(other, None)
+    assert "not saved" not in capsys.readouterr().out
+    assert (sweep_dir / first.label / "results.md").is_file()
 
 
 @pytest.mark.long

@@ -1,6 +1,6 @@
 """The results of a suite or a sweep, while it trains and at its end: they are saved, shown and drawn."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ class ResultsKeeper:
     """Keeps the results of a suite or a sweep up to date while its sessions train, and notes which jobs failed.
 
     A sweep has a suite for each of its settings. Results are made from the metrics of the sessions. Results that
-    could not be saved are saved when the next session ends, or by a resume.
+    could not be read or saved are tried again whenever a session ends, at the end, and by a resume.
 
     Args:
         directory: directory of the suite or sweep.
@@ -30,6 +30,7 @@ class ResultsKeeper:
         self._plan = plan
         self._labels = [setting.label for setting in plan.settings]
         self._suites: dict[str, SuiteResults] = {}  # label of a setting -> its results, as last read
+        self._unsaved = set(self._labels)  # the settings whose newest results are not saved
         self._failures: list[tuple[Job, Failure]] = []
         self._resume = resume_command("suite", directory)
 
@@ -43,19 +44,21 @@ class ResultsKeeper:
         if failure is not None:
             job.say(f"failed: {failure.reason}")
             self._failures.append((job, failure))
-        # Once all settings have been read, only that of the job has new results.
-        self._read_and_save([job.setting] if self._suites else self._labels)
+        self._unsaved.add(job.setting)
+        self._save_unsaved()
 
     def save_all(self) -> None:
         """Reads the results of all settings again, and saves them."""
-        self._read_and_save(self._labels)
+        self._unsaved.update(self._labels)
+        self._save_unsaved()
 
     def show_and_save_all(self) -> None:
         """Reads the results of all settings, prints their table, saves them, and draws them."""
-        self._read(self._labels)
+        for label in self._labels:
+            self._read(label)
         text = self._sweep_results().text if self._plan.vary else self._suites[""].text
         say(f"\n{text}")  # shown before anything is saved, because saving may fail
-        self._save(self._suites)
+        self._save(self._labels)
         if self._plan.config.log.graphs:
             self._draw()
 
@@ -82,33 +85,44 @@ class ResultsKeeper:
                 reasons.setdefault(job.game, []).append(f"session {job.session}: {failure.reason}")
         return {game: "; ".join(texts) for game, texts in reasons.items()}
 
-    def _read_and_save(self, labels: Sequence[str]) -> None:
-        """Reads and saves the results of some settings, or prints why it cannot. No error stops the sessions."""
-        try:
-            self._read(labels)
-        except (OSError, UserError) as error:
-            say(f"the results cannot be read: {reason(error)}; {self._resume} tries again")
-        else:
-            self._save(labels)
+    def _save_unsaved(self) -> None:
+        """Reads and saves the results that are not saved, or prints why it cannot. No error stops the sessions."""
+        readable = []
+        for label in self._labels:
+            if label not in self._unsaved:
+                continue
+            try:
+                self._read(label)
+            except (OSError, UserError) as error:
+                say(f"the results cannot be read: {reason(error)}; {self._resume} tries again")
+            else:
+                readable.append(label)
+        self._save(readable)
 
-    def _read(self, labels: Sequence[str]) -> None:
-        """Reads the results of some settings, or of none of them if one cannot be read."""
-        self._suites |= {label: suite_results(self._directory / label, self._reasons(label)) for label in labels}
+    def _read(self, label: str) -> None:
+        """Reads the results of a setting."""
+        self._suites[label] = suite_results(self._directory / label, self._reasons(label))
 
     def _sweep_results(self) -> SweepResults:
         """The results of the sweep, from those of its settings as last read."""
         return sweep_results(self._directory, self._plan, self._suites)
 
-    def _save(self, labels: Iterable[str]) -> None:
-        """Saves the results of some settings, and those of the sweep, or prints why they could not be saved."""
-        saves = [partial(save_results, self._suites[label]) for label in labels]
-        if self._plan.vary:
-            saves.append(partial(save_sweep_results, self._sweep_results()))
-        for save in saves:
-            try:
-                save()
-            except OSError as error:
-                say(f"results are not saved: {reason(error)}; {self._resume} tries again")
+    def _save(self, labels: Sequence[str]) -> None:
+        """Saves the results of some settings, and those of the sweep once every setting has been read."""
+        for label in labels:
+            if self._is_saved_by(partial(save_results, self._suites[label])):
+                self._unsaved.discard(label)
+        if self._plan.vary and len(self._suites) == len(self._labels):
+            self._is_saved_by(partial(save_sweep_results, self._sweep_results()))
+
+    def _is_saved_by(self, save: Callable[[], object]) -> bool:
+        """Calls a function that saves results. Returns whether it could, and prints why it could not."""
+        try:
+            save()
+        except OSError as error:
+            say(f"results are not saved: {reason(error)}; {self._resume} tries again")
+            return False
+        return True
 
     def _draw(self) -> None:
         """Writes the report of each setting, and draws the graph of a sweep, or prints why it cannot."""
