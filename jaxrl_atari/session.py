@@ -203,6 +203,8 @@ class Session:
         if self.evaluator is not None:
             self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
         digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
+        if digests is None:  # another session has trained it
+            return
         # Whether an evaluation is running now depends on the machine's speed.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
         written = WrittenCheckpoint(
@@ -254,7 +256,9 @@ class Session:
             return is_over
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
-        self.save(self.progress.statistics.mean_return() if is_over else None)
+        # A session that has trained nothing leaves the checkpoint, and its digests, to the one that trained it.
+        if self.progress.saved < self.progress.env_steps:
+            self.save(self.progress.statistics.mean_return() if is_over else None)
         if self.evaluator is not None:
             self.evaluator.settle(self.stop_requested)
         return is_over

@@ -38,8 +38,9 @@ def small_arrays(value, actions=6):
     return {"train_state": state, "key": jax.random.key(value)}
 
 
-def save(checkpoints, step, score, arrays=None):
-    checkpoints.save(step, {"arrays": arrays or small_arrays(step), "games": GAMES}, {"seed": 3}, score)
+def save(checkpoints, step, score, arrays=None, games=GAMES):
+    items = {"arrays": arrays or small_arrays(step), "games": games}
+    return checkpoints.save(step, items, {"seed": 3}, score)
 
 
 def newest(session):
@@ -134,7 +135,7 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path, scores, kept, best):
 def test_a_step_that_exists_is_compared_and_never_passed_over_in_silence(session):
     said = []
     checkpoints = Checkpoints(session, said.append)
-    save(checkpoints, 20, 99.0)  # the same arrays
+    assert save(checkpoints, 20, 99.0) is None  # the same arrays
     assert said == []
     assert checkpoints.read_meta(20)["score"] == 4.0
     save(checkpoints, 20, 99.0, small_arrays(1))
@@ -149,6 +150,17 @@ def test_a_step_that_exists_is_compared_and_never_passed_over_in_silence(session
     save(checkpoints, 20, 99.0, small_arrays(1))  # damaged: it cannot be compared
     assert len(said) == 2
     assert_same(checkpoints.restore(20, small_arrays(1)), small_arrays(1))
+
+
+def test_a_step_that_exists_with_other_games_is_set_aside(session):
+    said = []
+    checkpoints = Checkpoints(session, said.append)
+    other = {**GAMES, "steps": GAMES["steps"] + 1}
+    digests = save(checkpoints, 20, 4.0, games=other)
+    assert len(said) == 1
+    assert digests is not None
+    assert digests["games/steps"] == array_digests(other)["steps"]
+    assert_same(checkpoints.restore(20, item="games"), other)
 
 
 def test_devices_of_any_number_restore_what_others_saved(tmp_path):

@@ -85,6 +85,23 @@ def test_a_part_is_trained_again_to_the_same_bits(run_dir, capsys):
     assert contents(run_dir) == before
 
 
+@pytest.mark.parametrize("games_are_lost", [False, True])
+def test_a_session_that_trains_nothing_leaves_the_digests_to_the_one_that_trained(games_are_lost, run_dir, capsys):
+    """It is resumed for its last evaluation, say, with other software than it was trained with."""
+    session_dir = run_dir / "session_0"
+    edit_digests(session_dir, lambda line: line["environment"].update(threads=99))
+    before = (session_dir / "digests.jsonl").read_bytes()
+    *_, start, last = Checkpoints(session_dir).env_steps()
+    meta = Checkpoints(session_dir).read_meta(last)
+    if games_are_lost:  # new ones are started
+        edit_meta(session_dir, last, items={})
+    run_session(CONFIG, session_dir, resume=True)
+    assert ("new games are started" in capsys.readouterr().out) == games_are_lost
+    assert (session_dir / "digests.jsonl").read_bytes() == before
+    assert Checkpoints(session_dir).read_meta(last)["checksums"] == meta["checksums"]
+    refused(run_dir, start, r"where bits may differ \(threads 99 -> ")
+
+
 def change_a_weight(run_dir):
     """Changes a weight of the oldest checkpoint, which stays sound in itself. Returns its env steps."""
     session_dir = run_dir / "session_0"

@@ -266,11 +266,11 @@ class Checkpoints:
         meta: dict[str, Any],
         score: float | None,
         chunk_bytes: int | None = None,
-    ) -> dict[str, str]:
+    ) -> dict[str, str] | None:
         """Writes a checkpoint, and removes those that are no longer kept.
 
-        If there is a checkpoint with these env steps and the same arrays, it is not written again. One with other
-        arrays is renamed to `replaced_<env_steps>`, and a line says so.
+        If there is a checkpoint with these env steps and the same arrays in all items but `evaluation`, it is not
+        written again. One with other arrays is renamed to `replaced_<env_steps>`, and a line says so.
 
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
@@ -280,7 +280,7 @@ class Checkpoints:
             chunk_bytes: largest part of an array in a file, before compression. None: each array has one file.
 
         Returns:
-            `ITEM/PATH` of each array -> digest of its bytes.
+            `ITEM/PATH` of each array -> digest of its bytes; None if the checkpoint was there already.
 
         Raises:
             UserError: it cannot be written, for example because the disk is full.
@@ -308,7 +308,7 @@ class Checkpoints:
             self._remove_leftovers()
             if path.is_dir():
                 if self._is_saved(env_steps, meta):
-                    return digests
+                    return None
                 aside = self.set_aside(env_steps, "replaced")
                 self._say(f"{path}: was there already, with other arrays; it is now {aside}")
             with _without_late_reports():
@@ -327,11 +327,16 @@ class Checkpoints:
             shutil.rmtree(leftover, ignore_errors=True)
 
     def _is_saved(self, env_steps: int, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint can be read, and has the arrays that another meta describes."""
+        """Whether a checkpoint can be read, and has the arrays that another meta describes.
+
+        An evaluation may have ended since, so the item `evaluation` is not compared.
+        """
         try:
-            return self.read_meta(env_steps)["checksums"] == meta["checksums"]
+            before = self.read_meta(env_steps)
         except UserError:  # the checkpoint is damaged, or of another format
             return False
+        items, items_before = ({**items_of(each), "evaluation": None} for each in (meta, before))
+        return before["checksums"] == meta["checksums"] and items_before == items
 
     def _remove_old(self) -> None:
         """Removes the checkpoints that are no longer kept: all but the latest two and the best."""
