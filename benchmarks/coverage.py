@@ -105,7 +105,7 @@ def measure(
     cell = f"{np.mean(holds):.0%}" if holds else "-"
     cell += f" / {np.mean(rliable_holds):.0%}"
     if ratios:
-        cell += f", x{np.median(ratios):.1f}"
+        cell += f", ×{np.median(ratios):.1f}"
     if len(holds) < suites:
         cell += f" ({len(holds) / suites:.0%} shown)"
     return cell
@@ -115,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Prints the table, row by row."""
     options = tyro.cli(Options, args=arguments)
     games = read_games(np.random.default_rng(0))
-    print(f"| sessions a game | games | {' | '.join(MEASURED)} |")
+    print(f"| sessions per game | games | {' | '.join(MEASURED)} |")
     print(f"|{'---:|' * (2 + len(MEASURED))}")
     for sessions in options.sessions:
         for count in options.games:

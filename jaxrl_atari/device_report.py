@@ -77,7 +77,7 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
 
 
 def print_versions() -> None:
-    """Prints the versions of the NVIDIA driver, of JAX and of NVIDIA's packages."""
+    """Prints the versions of the NVIDIA driver, and of the packages whose names begin with jax or nvidia."""
     version = driver_version()
     if version is not None:
         say(f"NVIDIA driver {version}")

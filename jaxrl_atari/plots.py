@@ -96,7 +96,10 @@ def draw_setting_curves(sweep_dir: Path) -> list[Path]:
 def each_with_log_point(
     work: Callable[[Path], Result], directories: Mapping[str, Path], is_only_one: bool
 ) -> dict[str, Result]:
-    """Reads or draws directories of one kind. A directory without a log point is named on stderr and left out.
+    """Reads or draws directories of one kind.
+
+    A directory that cannot be drawn, because it is damaged or has no log point yet, is named on stderr, and left
+    out.
 
     Args:
         work: reads or draws a directory.
@@ -186,9 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drawn = each_with_log_point(draw_search, kinds.searches, count == 1)
     drawn |= each_with_log_point(draw_setting_curves, kinds.sweeps, count == 1)
     if not (runs or suites or drawn):
-        if not any(kinds):
-            raise UserError("nothing is drawn: the lines above say why")
-        raise UserError("nothing is drawn: no directory holds a log point; wait for the first one")
+        raise UserError("nothing is drawn: the lines above say why")
     for files in drawn.values():
         say_paths(files)
     for run in runs.values():

@@ -212,6 +212,7 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
     [
         ([], "ale-py[vector] is not installed: the module ale_py.vector_env is missing; pip install numpy"),
         (["--games", "0"], "--games 0: expected at least 1"),
+        (["--seed", "-1"], "--seed -1: expected at least 0"),
         (["--policy", "none.npz"], "--policy none.npz: there is no such file"),
     ],
 )

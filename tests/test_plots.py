@@ -280,8 +280,10 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
         plots.main(["a", "nowhere"])
     with pytest.raises(UserError, match=r"empty/session_0/metrics\.csv: holds no log point"):
         plots.main(["empty"])
-    with pytest.raises(UserError, match="nothing is drawn: the lines above say why"):
-        plots.main(["train.log", "sweep/ppo.gamma=0.9/suite.json"])
+    (tmp_path / "a" / "session_0" / "metrics.csv").write_text("no table\n")
+    for nothing in (["train.log", "sweep/ppo.gamma=0.9/suite.json"], ["a", "empty"]):
+        with pytest.raises(UserError, match="nothing is drawn: the lines above say why"):
+            plots.main(nothing)
     (tmp_path / "search" / "journal.log").unlink()
     with pytest.raises(UserError, match="search: holds no trial with a score; wait for the first finished game"):
         plots.main(["search"])

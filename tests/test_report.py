@@ -13,6 +13,7 @@ from browser import chromium
 from PIL import Image
 from sample_runs import FEW_COLUMNS, describe, learning_table, table, write_run
 
+from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.envs.games import GAMES
@@ -253,6 +254,35 @@ def test_the_newest_video_and_evaluation_are_those_of_the_latest_date_in_their_f
     page = Page(write_report(run_dir))
     assert page.contents("video") == [b"300"]
     assert page.text.index("evaluation_400.json") < page.text.index("evaluation_300.json")  # oldest first
+
+
+@pytest.mark.parametrize(
+    ("file", "value"),
+    [
+        ("session_0/evaluation_400.json", {"std": "x"}),
+        ("session_0/evaluation_400.json", {"greedy": [1]}),
+        ("evaluation.json", {"sessions": ["session_0"], "env_steps": 5}),
+        ("evaluation.json", {"sessions": 1}),
+    ],
+)
+def test_a_damaged_evaluation_is_named_with_its_value(tmp_path, file, value):
+    run_dir = make_run(tmp_path / "run")
+    sound = {"checkpoint": "latest", "episodes": 2, "greedy": False, "mean": 1.0, "std": None, "env_steps": [400]}
+    write_json(run_dir / file, sound | {"sessions": ["session_0"]})
+    write_report(run_dir)
+    write_json(run_dir / file, sound | value)
+    with pytest.raises(UserError, match=rf"{file}: {list(value)[-1]} is "):
+        write_report(run_dir)
+
+
+def test_a_title_of_plots_is_not_kept_in_the_report(tmp_path):
+    run_dir = make_run(tmp_path / "run", name="my_run")
+    graph = run_dir / "graphs" / "trial.svg"
+    plots.main([str(run_dir), "--title", "A title"])
+    assert "<!-- A title -->" in graph.read_text()
+    write_report(run_dir)
+    assert "<!-- A title -->" not in graph.read_text()
+    assert "<!-- my_run -->" in graph.read_text()
 
 
 # A run is data.

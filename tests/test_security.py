@@ -98,7 +98,32 @@ def test_config_json(content, tmp_path):
         ("config.json", describe(CONFIG) | {"resumed": [{"date": "2026-11-22"}]}),
         ("suite.json", {"games": ["Pong", "Qbert", ELSEWHERE], "config": CONFIG.to_dict()}),
         ("search.json", {"config": CONFIG.to_dict(), "search": {"space": {"ppo.epochs": [2, 4]}}}),
-        ("evaluation.json", {"checkpoint": "latest", "sessions": ["session_0"], "matrix": [[1.0]], "mean": 1.0}),
+        (
+            "evaluation.json",
+            {
+                "checkpoint": "latest",
+                "sessions": ["session_0"],
+                "env_steps": [8],
+                "matrix": [[1.0]],
+                "mean": 1.0,
+                "episodes": 1,
+                "session_means": [1.0],
+            },
+        ),
+        (
+            "session_0/evaluation_8.json",
+            {
+                "checkpoint": "best",
+                "env_steps": 8,
+                "mean": 1.0,
+                "std": 0.5,
+                "episodes": 2,
+                "greedy": False,
+                "seed": 0,
+                "returns": [1.0],
+                "compute_dtype": "float32",
+            },
+        ),
     ],
 )
 @fuzz

@@ -72,7 +72,8 @@ def print_report(result: dict[str, Any]) -> None:
             figure = result["figures"][name]
             cells = [f"{_figure_text(figure[key]):>11}" for key in ("median", "min", "max")]
             say(f"{name:<28}{''.join(cells)}   {note}")
-    say(f"peak memory {result['peak_rss_gib']:.2f} GiB; start, with compilation, {result['start_seconds']:.1f} s")
+    memory = f"peak memory until the first repeat {result['peak_rss_gib']:.2f} GiB"
+    say(f"{memory}; start, with compilation, {result['start_seconds']:.1f} s")
 
 
 def _figure_text(value: float) -> str:

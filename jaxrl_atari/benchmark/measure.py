@@ -227,5 +227,5 @@ def trace(config: Config, folder: Path, iterations: int) -> list[str]:
         for number in range(iterations):
             with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
                 next(training.iterations)
-                training.wait()
+        training.wait()  # the trace has the whole of the last update
     return sorted(map(str, max(folder.glob("plugins/profile/*")).iterdir()))

@@ -330,6 +330,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.games < 1:
         parser.error(f"--games {options.games}: expected at least 1")
+    if options.seed < 0:
+        parser.error(f"--seed {options.seed}: expected at least 0")
     if not Path(options.policy).is_file():
         parser.error(f"--policy {options.policy}: there is no such file")
     try:

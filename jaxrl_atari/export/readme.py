@@ -81,7 +81,11 @@ def score_lines(policy: Policy, run: Run) -> list[str]:
             interval_text(summary["session_scores"]),
             "",
         ]
-    evaluated = [each for each in evaluations(policy.session_dir) if each["env_steps"] == policy.env_steps]
+    evaluated = [
+        each
+        for each in evaluations(policy.session_dir)
+        if each.get("env_steps") == policy.env_steps and {"std", "greedy", "seed"} <= each.keys()
+    ]
     if not evaluated:
         return [*lines, "This checkpoint has not been evaluated by itself (`python -m jaxrl_atari.evaluate`)."]
     newest = evaluated[-1]

@@ -53,6 +53,17 @@ class RunEvaluation(EvaluationSettings):
     matrix: list[list[float]]  # returns [sessions, games]
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "checkpoint": (str, int),
+    "greedy": (bool,),
+    "seed": (int,),
+    "std": (int, float),
+    "compute_dtype": (str,),
+    "sessions": (list,),
+}
+"""Values of a result that reports, cards and exports show, if it has them -> their types."""
+
+
 def evaluations(directory: Path) -> list[dict[str, Any]]:
     """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
@@ -60,12 +71,19 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     origin or an earlier version, so only `mean` and `episodes` are sure to be there.
 
     Raises:
-        UserError: as `read_result`, or the returns of a result are not numbers.
+        UserError: as `read_result`, or another value of a result has an unusable type.
     """
     found = []
     for path in directory.glob("evaluation*.json"):
         result = read_result(path, mean=float, episodes=int)
-        for name in ("session_means", "returns", "truncated"):
+        for name, kinds in _KINDS.items():
+            value = result.get(name)
+            if value is not None and not isinstance(value, kinds):
+                raise UserError(f"{path}: {name} is {value!r:.40}; restore the file from a copy, or move it away")
+        lists = ["session_means", "returns", "truncated"]
+        if "sessions" in result:  # of all sessions
+            lists.append("env_steps")
+        for name in lists:
             values = result.get(name, [])
             if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
                 raise UserError(f"{path}: {name} is not a list of numbers; restore it from a copy")

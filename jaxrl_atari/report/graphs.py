@@ -112,13 +112,13 @@ def digest_of(*values: Any) -> str:
     return hashlib.sha256(repr((__version__, values)).encode()).hexdigest()
 
 
-def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps") -> str:
-    """The digest of a graph of runs. Each run comes with its name in the legend.
+def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps", heading: str = "") -> str:
+    """The digest of a graph of runs, with its title. Each run comes with its name in the legend.
 
-    The digest covers these names, the configs of the runs, their log points and evaluations, and which of their
-    sessions have ended early.
+    The digest covers the title, these names, the configs of the runs, their log points and evaluations, and which
+    of their sessions have ended early.
     """
-    content: list[Any] = []
+    content: list[Any] = [heading]
     for name, run in runs:
         content += [name, run.config.to_dict(), run.return_ma_definition, run.stopped]
         for session_dir, table in run.tables.items():
@@ -130,7 +130,7 @@ def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps") -> s
 
 def digest_of_run(run: Run) -> str:
     """The digest of the graphs that `plot_run` draws."""
-    return digest_of_runs([(RETURN_MA, run)])
+    return digest_of_runs([(RETURN_MA, run)], heading=run.config.name)
 
 
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
@@ -267,7 +267,7 @@ def plot_comparison(
         heading: title of the figure.
         file: name of the files, without their suffixes.
     """
-    source = digest_of_runs(runs, x)
+    source = digest_of_runs(runs, x, heading)
     panels: dict[str, list[tuple[str, Run]]] = {}
     for name, run in runs:
         panels.setdefault(f"{run.game.name}, protocol {run.protocol}", []).append((name, run))
