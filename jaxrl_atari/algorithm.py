@@ -114,7 +114,7 @@ def update(
     split, beyond rounding and except for what an algorithm draws.
 
     Args:
-        config: as `resolved_options` returns it; its learning rate is that of this update.
+        config: as `schedules.current_options` returns it: scheduled options have their values of this update.
         key: for the minibatches, and for what the algorithm draws; the same on all devices.
         apply: the network.
         shard: this device's part of the rollout.

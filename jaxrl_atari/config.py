@@ -275,8 +275,9 @@ class PPOConfig:
     learn_from_auto_resets: bool = False
     """Learn from auto-reset steps too, although the emulator ignores their actions."""
     minibatches: Literal["stratified", "uniform"] = "stratified"
-    """`stratified`: each minibatch has equally many samples of every environment; `uniform`: any samples, which
-    needs a single device."""
+    """`stratified`: each minibatch has equally many samples of each environment, if their number divides the
+    minibatch size, else of each block of environments; with a recurrent network, it has all steps of some
+    environments. `uniform`: any samples, which needs a single device."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs.
     CleanRL asks the last minibatch of an epoch instead; SB3 stops within an epoch, at 1.5 times the value."""
@@ -308,8 +309,9 @@ class NetworkConfig:
     every network. Parameters, heads and losses are always float32. On a GPU from Ampere on, `float32`
     convolutions compute in TF32."""
     conv: Literal["auto", "plain", "matmul"] = "auto"
-    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (matrix products, fast on a
-    CPU), or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to rounding."""
+    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (written out for CPUs, in part
+    as matrix products), or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to
+    rounding."""
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ The *age* of a frame is the number of earlier frames of the same game, at most 3
 may reach: where a game is younger than a stack, its first frame fills the rest.
 
 A `FrameLayout` is the form in which frames are stored; a network reads stacks of one of them. `PLAIN` keeps the
-image. `BLOCKED`, which the Nature network reads on a CPU, is the image cut into 21x21 blocks of 4x4 pixels
-(space-to-depth): the 16 pixels of a block become 16 channels, [84, 84] -> [21, 21, 16]. Nothing is computed;
-pixels only change places.
+image. `BLOCKED`, which the Nature network reads where it is computed by hand (`network_forms.py`), is the image
+cut into 21x21 blocks of 4x4 pixels (space-to-depth): the 16 pixels of a block become 16 channels, [84, 84] ->
+[21, 21, 16]. Nothing is computed; pixels only change places.
 """
 
 from collections.abc import Callable

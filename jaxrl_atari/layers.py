@@ -18,14 +18,15 @@ these rules by their names:
     words               Copies of bfloat16 go by way of float32; copies of integers do not, and four uint8 are
                         fastest as one uint32. So data that is only moved is viewed as integers (`as_words`).
     halves              A transposition is fused into each of its uses, and repeated there. A barrier does not
-                        help, as this backend removes barriers before it fuses; a concatenation stops the fusion.
-                        So data is transposed in two halves, which are concatenated.
+                        help: barriers last until algebraic simplification is over, and are gone when this backend
+                        fuses. A concatenation stops the fusion. So data is transposed in two halves, which are
+                        concatenated.
     stack               A concatenation along the last axis first copies every operand. So arrays are stacked on
                         the last axis but one, which takes one pass.
     moved transpose     A product with a transposed left operand, as X' G for the gradient of a kernel, takes up to
                         twice as long if XLA makes X' by a change of layout (column-major). So the transposed
                         product G' X is computed, of a G' that is moved in memory, and its small result is
-                        transposed. A barrier stops XLA from simplifying this back.
+                        transposed. A barrier lasts long enough to stop XLA from simplifying this back.
 
 Without `for_cpu`, as on a GPU, `Conv` is a plain convolution. A network has a field `for_cpu`, which it passes to
 its layers as it does `dtype`. `network_forms.py` sets both.

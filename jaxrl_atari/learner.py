@@ -62,7 +62,7 @@ class Learner:
 
         Args:
             rollouts: the part of each local device.
-            config: with the learning rate of this update.
+            config: as `schedules.current_options` returns it: scheduled options have their values of this update.
             key: for its minibatches, and for what the algorithm draws.
 
         Returns:

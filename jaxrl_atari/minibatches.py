@@ -87,8 +87,8 @@ class Mean:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # The weights are divided here, and the sums in `moments`. The order of the divisions decides the last bits
-        # of every run.
+        # The weights are divided here, and the sums in `moments`: an accident, kept because the order of the
+        # divisions decides the last bits of every run.
         chex.assert_equal_shape([x, self.weight])
         return self.sum_over_devices(jnp.sum(self.weight / self.total * x))
 

@@ -9,7 +9,7 @@ A network is a `flax.linen.Module`: here `NatureActorCritic`, `ImpalaActorCritic
     dtype          type of the torso's arithmetic, float32 or bfloat16; parameters are float32
     for_cpu        optional: compute gradients in the way that is fast on CPUs. Pass it to each `layers.Conv`;
                    `layers.in_chunks` reads it. True if `network.conv` is `matmul`, or `auto` and only CPUs
-                   learn and act
+                   learn and act (never for `nature` as shipped, which is then computed by hand)
 
 **A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
 or a pair: logits float32 [N, A] and value float32 [N]. A logit of -1e9 rules an action out; -inf would make the

@@ -18,8 +18,8 @@ to the device and one action back; frames are stored, stacked and turned into ac
 **Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
 turns: one steps its emulators while the policy acts for the other. Seeds and actions depend on the numbers of the
 environments alone, so the number of devices and groups does not change what is played, beyond the rounding of the
-parameters. Several processes differ: they keep no record of their games, so their environments never get the new
-seeds of anchors (`groups.py`).
+parameters and of the network's outputs: these can round otherwise in a batch of another size. Several processes
+differ: they keep no record of their games, so their environments never get the new seeds of anchors (`groups.py`).
 
 **Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
 steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:

@@ -3,12 +3,15 @@
 This network is in the package three times:
 
     where                           how it is written            what for
-    networks.NatureActorCritic      layers                       the network, and the one to edit; GPUs run it
-    cpu_conv.py                     matrix products, by hand     what a CPU runs, as long as it computes the same
+    networks.NatureActorCritic      layers                       the network, and the one to edit
+    cpu_conv.py                     matrix products, by hand     computes that network fast on CPUs
     programs.Handwritten            layers, in a few lines       what cpu_conv.py computes; never edited
 
-When a network is made, `NatureActorCritic` is compared with `Handwritten`. After an edit they differ, and a CPU
-too runs the edited network. The gradients of `cpu_conv.py` are 1.2 times as fast in float32 as those of
+`cpu_conv.py` runs where `network.conv` is `matmul`, or `auto` and only CPUs learn and act. Elsewhere
+`NatureActorCritic` itself runs, and after an edit it runs everywhere: when a network is made, it is compared with
+`Handwritten`, so that who edits it never trains something else.
+
+The gradients of `cpu_conv.py` are 1.2 times as fast in float32 as those of
 `layers.Conv`, and twice in bfloat16, because XLA computes bfloat16 convolutions by way of float32
 (benchmarks/NOTES.md, "The layer and the form by hand").
 
