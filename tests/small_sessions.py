@@ -1,5 +1,6 @@
 """What the process of a session or a trial calls in tests, in place of training: see `launch.Train`."""
 
+import json
 import os
 import signal
 import time
@@ -50,6 +51,7 @@ def train_and_fail(job, *, stop_requested, on_first_update):
 
     if job.session == 0:
         on_first_update()
+    (job.run_dir / f"described_{job.session}.json").write_text(json.dumps(job.description))
     print("a line of output")
     raise ConfigError("seed", job.session, "another one")
 

@@ -26,11 +26,12 @@ from optuna.trial import TrialState
 from jaxrl_atari import train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.errors import ConfigError, SessionsFailed, Stopped, UserError
+from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.search import (
     CategoricalDistribution,
@@ -198,7 +199,9 @@ def test_a_search_of_an_earlier_version_needs_that_version(tmp_path):
     values = json.loads((tmp_path / "search.json").read_text())
     values["search"]["retries"] = 1
     write_json(tmp_path / "search.json", values)
-    with pytest.raises(UserError, match=r"cannot be used .*retries.*; continue it with the version that made it"):
+    with pytest.raises(
+        UserError, match=r"search\.json: cannot be used \(TypeError: .*retries.*; continue it with the version"
+    ):
         command.parse_options(["--resume", str(tmp_path)])
 
 
@@ -637,6 +640,10 @@ def test_what_a_session_wrote_is_kept_on_a_cluster_once_it_has_trained(tmp_path)
     assert process.returncode == 0, output
     for number in range(2):
         assert f"session {number}  seed = {number}: expected another one" in output
+        described = read_json(tmp_path / f"described_{number}.json")
+        config = config_from_dict(described["config"])
+        assert (config.devices.gpu, config.env.num_threads) == (False, 1), "the config that the task trains with"
+        assert described["hardware"]["cores"] == read_cpu().cores, "the machine of the task"
     assert (tmp_path / "session_0/output.txt").read_text() == "a line of output\n"
     assert not (tmp_path / "session_1").exists()
 
@@ -715,6 +722,10 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         }  # fmt: skip
         statuses = {row["game"]: row["status"] for row in read_csv(suite_dir / "results.csv")}
         assert statuses["Pong"] == "complete"
+        described = read_json(suite_dir / "Pong/config.json")
+        assert described["config"]["env"]["num_threads"] == 1, "the config of the session, and not of the command"
+        assert described["resumed"]
+        assert not any(entry["changed"] for entry in described["resumed"])
         sweep = [
             "--run-dir",
             tmp_path / "sweep",

@@ -30,7 +30,7 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.provenance import resume_text
 from jaxrl_atari.runs.columns import TIME_COLUMNS
-from jaxrl_atari.runs.description import describe, read_config, require_same_run
+from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
@@ -566,6 +566,24 @@ def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path)
         read_config(tmp_path)
     with pytest.raises(UserError, match="not a run directory"):
         read_config(tmp_path / "none")
+
+
+def test_a_description_of_another_machine_becomes_one_of_this_machine(tmp_path):
+    """It is then what `describe` would have returned here, for a new run and for a resume."""
+    elsewhere = {"python": "3.0", "git_revision": "abc", "hardware": {"cpu": "another"}}
+    there = change(TINY, total_env_steps=320)
+    here = change(there, env={"num_threads": 2})
+    assert describe_here(here, describe(there) | elsewhere) == describe(here)
+    first = change(here, seed=0, total_env_steps=192)
+    write_json(tmp_path / "config.json", describe(first) | {"git_revision": "def"})
+    described = describe(there, tmp_path)
+    described["resumed"][-1] |= elsewhere
+    date = {"date": described["resumed"][-1]["date"]}
+    expected = describe(here, tmp_path)
+    expected["resumed"][-1] |= date
+    assert describe_here(here, described) == expected
+    assert expected["git_revision"] == "def"
+    assert expected["resumed"][-1]["changed"] == {"total_env_steps": (192, 320)}
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,23 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
 
 
+def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:
+    """Returns what `describe` has returned on another machine, for this machine and the config that it uses.
+
+    Args:
+        config: the config here, such as one that keeps within a share of this machine.
+        described: the description that the command has made on its own machine.
+    """
+    here = {"config": config.to_dict(), **software_and_machine(config)}
+    if "resumed" not in described:
+        return described | here
+    *earlier, entry = described["resumed"]  # the software and machine of the first start stay
+    before = flat(described["config"]) | {name: was for name, (was, _) in entry["changed"].items()}
+    values = here.pop("config")
+    entry = entry | here | {"changed": changed_fields(before, values)}
+    return described | {"config": values, "resumed": [*earlier, entry]}
+
+
 def software_and_machine(config: Config) -> dict[str, Any]:
     """Versions of Python and of the packages that matter, git revision, JAX's numeric settings, and the machine.
 

@@ -22,7 +22,7 @@ from optuna.distributions import (
 
 from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
@@ -77,7 +77,7 @@ def to_dict(config: Config, search: SearchConfig) -> dict[str, Any]:
 
 
 def option_values(config: Config, search: SearchConfig) -> dict[str, Any]:
-    """The values of `to_dict` by the names of options, such as `ppo.gamma` and `search.trials`."""
+    """The config and the options of a search as one nested dict. `flat` gives it the names of the options."""
     return config.to_dict() | {"search": to_dict(config, search)["search"]}
 
 
@@ -88,7 +88,8 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
         UserError: the directory has no search.json, or the file cannot be used, for example in this version.
     """
     config = read_config(search_dir, SEARCH_FILE)
-    search = read_result(search_dir / SEARCH_FILE, search=dict)["search"]
+    path = search_dir / SEARCH_FILE
+    search = read_result(path, search=dict)["search"]
     try:
         space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
@@ -96,6 +97,5 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     except UserError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(
-            f"{search_dir}: cannot be used ({error}); continue it with the version that made it"
-        ) from error
+        problem = f"cannot be used ({reason(error)})"
+        raise UserError(f"{path}: {problem}; continue it with the version that made it") from error

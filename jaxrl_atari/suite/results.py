@@ -110,13 +110,13 @@ class ResultsKeeper:
     def _save(self, labels: Sequence[str]) -> None:
         """Saves the results of some settings, and those of the sweep once every setting has been read."""
         for label in labels:
-            if self._is_saved_by(partial(save_results, self._suites[label])):
+            if self._try_to_save(partial(save_results, self._suites[label])):
                 self._unsaved.discard(label)
         if self._plan.vary and len(self._suites) == len(self._labels):
-            self._is_saved_by(partial(save_sweep_results, self._sweep_results()))
+            self._try_to_save(partial(save_sweep_results, self._sweep_results()))
 
-    def _is_saved_by(self, save: Callable[[], object]) -> bool:
-        """Calls a function that saves results. Returns whether it could, and prints why it could not."""
+    def _try_to_save(self, save: Callable[[], object]) -> bool:
+        """Calls a function that saves results. Returns whether it has saved them, and prints why it has not."""
         try:
             save()
         except OSError as error:

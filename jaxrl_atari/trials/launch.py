@@ -27,7 +27,7 @@ class Job(NamedTuple):
     config: Config
     run_dir: Path
     session: int
-    description: dict[str, Any]  # content of the run's config.json, made on the command's machine
+    description: dict[str, Any]  # content of the run's config.json; on a Ray cluster, see `describe_here`
     position: int  # among all sessions of the trial, suite or sweep; chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`

@@ -22,6 +22,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
 from jaxrl_atari.imports import Code, code_to_send, import_sent
+from jaxrl_atari.runs.description import describe_here
 from jaxrl_atari.runs.layout import OUTPUT_FILE, latest_env_steps, session_path
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
 from jaxrl_atari.trials.ray_cluster import (
@@ -179,7 +180,8 @@ def _train_in_task(code: Sequence[Code], packed: PackedJob, share: MachineShare,
     def run() -> None:
         import_sent(code)
         train, job = pickle.loads(packed.pickled)
-        job = job._replace(config=share.configure(job.config))
+        config = share.configure(job.config)
+        job = job._replace(config=config, description=describe_here(config, job.description))
         train(job, stop_requested=stop_requested, on_first_update=updated.set)
 
     with ThreadPool(1) as thread:
