@@ -328,7 +328,7 @@ class DevicesConfig:
     evaluator: GpuOrLearner = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
     memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
-    """Fraction of a GPU's memory that a process reserves. None: 0.75, or an equal share if several share it."""
+    """Fraction of a GPU's memory that a process reserves. None: 0.75, or at most 0.9 / N if N share the GPU."""
     deterministic: bool = False
     """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and
     picks them without timing. Slower. A CPU needs no such option."""

@@ -39,9 +39,9 @@ class MachineShare(NamedTuple):
     def configure(self, config: Config) -> Config:
         """Returns a config that keeps within this share.
 
-        Without a GPU, `devices.gpu` is false. With a part of one, `devices.memory_fraction` is that part; see
-        `memory_fraction`. Each group of environments has as many emulator threads as the share has cores, unless
-        `env.num_threads` is chosen.
+        Without a GPU, `devices.gpu` is false. With a part of one, such as 0.25, `devices.memory_fraction` leaves
+        room for as many processes on the GPU, here 4; see `memory_fraction`. Each group of environments has as
+        many emulator threads as the share has cores, unless `env.num_threads` is chosen.
 
         Raises:
             ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
