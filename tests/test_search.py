@@ -203,6 +203,11 @@ def test_a_search_of_an_earlier_version_needs_that_version(tmp_path):
         UserError, match=r"search\.json: cannot be used \(TypeError: .*retries.*; continue it with the version"
     ):
         command.parse_options(["--resume", str(tmp_path)])
+    del values["search"]["retries"]
+    values["search"]["reduction"] = 1
+    write_json(tmp_path / "search.json", values)
+    with pytest.raises(UserError, match=r"search\.json: search\.reduction = 1: expected"):
+        command.parse_options(["--resume", str(tmp_path)])
 
 
 # --- The record --------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Failure
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 
-CHANGED_BY_RESUME = ("search.trials", "search.address", "search.resources")
+MAY_CHANGE = ("search.trials", "search.address", "search.resources")
 """Options that may change when a search is resumed, as the beginnings of their names."""
 
 
@@ -83,11 +83,11 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
 
 
 def _require_continuation(options: Options, before: Options) -> None:
-    """Refuses other options than those of the search that is resumed, except for `CHANGED_BY_RESUME`."""
+    """Refuses other options than those of the search that is resumed, except for `MAY_CHANGE`."""
     stored = option_values(before.full_config, before.search)
     asked = option_values(options.full_config, options.search)
     for name, (was, wanted) in changed_fields(stored, asked).items():
-        require(name.startswith(CHANGED_BY_RESUME), name, wanted, f"{was!r}, its value in this search")
+        require(name.startswith(MAY_CHANGE), name, wanted, f"{was!r}, its value in this search")
 
 
 def run_search(config: Config, search: SearchConfig, search_dir: Path | None) -> Path:

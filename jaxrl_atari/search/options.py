@@ -94,8 +94,8 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
         space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
         return config, SearchConfig(**search)
-    except UserError:
-        raise
+    except UserError as error:  # a value that its field does not accept
+        raise UserError(f"{path}: {error}") from error
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         problem = f"cannot be used ({reason(error)})"
         raise UserError(f"{path}: {problem}; continue it with the version that made it") from error

@@ -160,11 +160,11 @@ def run_trials_on_ray(
         # Tune runs in a thread, because in the main thread it would handle the signals.
         thread = exits.enter_context(ThreadPool(1))
         stop = exits.enter_context(StopRequest(quick=False, answer=STOPPING))  # last: Ray handles SIGTERM too
-        fitting = thread.apply_async(tuner.fit)
+        fit = thread.apply_async(tuner.fit)
         said = time.monotonic()
         try:
-            while not fitting.ready() or events.ended:
-                fitting.wait(POLL_SECONDS)
+            while not fit.ready() or events.ended:
+                fit.wait(POLL_SECONDS)
                 if stop.requested:
                     stop_file.touch()
                     events.ended.clear()  # these trials may have ended because of the stop request
@@ -176,8 +176,8 @@ def run_trials_on_ray(
                     on_end(*events.ended.pop(0))
         except Exception:  # for example from `on_end`; first, the trials write their last checkpoints
             stop_file.touch()
-            fitting.wait()
+            fit.wait()
             raise
-        fitting.get()
+        fit.get()
     if stop.requested:
         raise KeyboardInterrupt

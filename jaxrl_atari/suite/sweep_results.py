@@ -50,7 +50,7 @@ def sweep_results(sweep_dir: Path, plan: SweepPlan, suites: Mapping[str, SuiteRe
             rows.append({"game": row["game"], **setting.fields, **figures})
     rows.sort(key=lambda row: plan.games.index(row["game"]))  # brings the settings of a game together
     header = ["game", *plan.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
-    header[header.index(GAME_COLUMNS["score"])] = "score"
+    header[header.index(GAME_COLUMNS["score"])] = "score"  # "ours" has no reference beside it here
     cells = [
         [
             row["game"],
