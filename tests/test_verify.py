@@ -157,6 +157,13 @@ SEGMENT = 3
             lambda parts, table: replace_in(table, "env_steps", "999"),
             "999 env steps: metrics.csv has a row",
         ),
+        (
+            lambda parts, table: replace_in(table, "return_mean", "99.5,"),
+            "metrics.csv: 1 line is not understood (line ",
+        ),
+        (lambda parts, table: table.write_text("a,b\n1,2\n"), "metrics.csv: 1 line is not understood (line 1: "),
+        (lambda parts, table: table.unlink(), "metrics.csv: ends at 0 env steps, and had rows up to "),
+        (lambda parts, table: table.write_text(table.read_text()[:-9]), "metrics.csv: ends at "),
         (lambda parts, table: parts[SEGMENT].unlink(), " before it is missing"),
         (lambda parts, table: parts[-1].unlink(), "the log of actions ends at"),
         (lambda parts, table: parts[SEGMENT].write_bytes(parts[SEGMENT].read_bytes()[:-99]), "damaged ("),
@@ -235,6 +242,12 @@ def test_a_checkpoint_that_is_written_meanwhile_is_no_accusation(run_dir, capsys
     monkeypatch.setattr(verify, "read_actions", read_then_train_on)
     assert status(capsys, run_dir)[0] == 0
     assert (session_dir / "verified.json").is_file()
+
+
+def test_a_row_that_the_session_is_writing_is_no_accusation(run_dir, capsys):
+    with (run_dir / "session_0" / "metrics.csv").open("a") as table:
+        table.write("9999,1")
+    assert status(capsys, run_dir)[0] == 0
 
 
 def test_a_session_without_a_log_of_actions(run_dir, capsys):

@@ -197,6 +197,17 @@ def test_a_table_with_lines_that_are_not_understood_is_set_aside(tmp_path, edit,
     assert len(kept) >= 2
 
 
+@pytest.mark.parametrize("name", ["metrics.csv", "evaluations.csv"])
+def test_a_line_that_is_not_understood_gives_a_warning(tmp_path, name, caplog):
+    write(tmp_path, (100, 200), tensorboard=False)
+    with (tmp_path / name).open("a") as file:
+        file.write("well done\n")
+    read_metrics(tmp_path)
+    read_evaluations(tmp_path)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(f"{tmp_path / name}: 1 line is not understood (line 4: ")
+
+
 @pytest.mark.parametrize("content", ["\0" * 50 + "\n", "a,b\n1,2\n", "env_steps,env_steps\n1,2\n"])
 @pytest.mark.parametrize("name", ["metrics.csv", "evaluations.csv"])
 def test_a_table_without_a_header_that_is_understood_is_refused_and_left_as_it_is(tmp_path, name, content):

@@ -21,7 +21,7 @@ from jaxrl_atari.runs.layout import (
     session_dirs,
     session_number,
 )
-from jaxrl_atari.runs.tables import cell_number, read_table
+from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
 
 _log = logging.getLogger(__name__)
 
@@ -48,16 +48,25 @@ def read_metrics(session_dir: Path) -> Table:
                 f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
             )
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
-    if table.problems:
-        lines = "1 line is" if len(table.problems) == 1 else f"{len(table.problems)} lines are"
-        _log.warning("%s: %s not understood (%s)", path, lines, table.problems[0].text)
+    _warn_of_problems(path, table)
     return {name: np.array([cell_number(row.get(name)) for row in table.rows]) for name in table.columns}
 
 
 def read_evaluations(session_dir: Path) -> Table:
-    """Reads a session's evaluations.csv, column of `EVALUATION_COLUMNS` -> float64 `[N]`."""
-    rows = read_table(session_dir / EVALUATIONS_FILE).rows
-    return {name: np.array([cell_number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
+    """Reads a session's evaluations.csv, column of `EVALUATION_COLUMNS` -> float64 `[N]`.
+
+    A warning names unreadable lines.
+    """
+    path = session_dir / EVALUATIONS_FILE
+    table = read_table(path)
+    _warn_of_problems(path, table)
+    return {name: np.array([cell_number(row.get(name)) for row in table.rows]) for name in EVALUATION_COLUMNS}
+
+
+def _warn_of_problems(path: Path, table: TableFile) -> None:
+    if table.problems:
+        lines = "1 line is" if len(table.problems) == 1 else f"{len(table.problems)} lines are"
+        _log.warning("%s: %s not understood (%s)", path, lines, table.problems[0].text)
 
 
 def latest_meta(session_dir: Path) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
 decimal commas, columns in another order, further columns. Such a table is read like one of this package. A line
-that cannot be read, because it was cut in half for example, becomes a `Problem`. So a damaged table is never taken
-for a short one.
+that cannot be read, because it was cut in half for example, becomes a `Problem`, by which a reader tells a damaged
+table from a short one.
 """
 
 import codecs
