@@ -7,7 +7,7 @@ are [T, B]: T steps of B environments.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -54,7 +54,7 @@ class Algorithm(NamedTuple):
 
         prepare(state, apply, rollout, mean, config, key) -> state, samples, metrics
             Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
-            the state, with another `extra` where one is kept; the samples, any pytree of arrays [T, B, ...];
+            the state, in which it may replace `extra` alone; the samples, any pytree of arrays [T, B, ...];
             metrics. `extra` must be equal on all devices: compute it from `state`, `key`, `mean(x)` and
             `mean.moments(x)`. `key` is the same on all devices, so numbers drawn with the shape [T, B] repeat on
             each of them: draw here what is shared, and noise of single samples in `loss`, whose `batch.key`
@@ -127,7 +127,8 @@ def update(
     Raises:
         ConfigError: `config.gae_lambda` is None, the lambda of a game that an update does not know. Or a metric is
             not a single number, or has the name of another one; a sample is no array [T, B, ...]; `prepare`
-            returned an `extra` of another form; `config.target_kl` is set, and the loss returns no `approx_kl`.
+            replaced more than `extra`, or returned one of another form; `config.target_kl` is set, and the loss
+            returns no `approx_kl`.
         TypeError: the loss is not a single number; JAX's message has its shape.
     """
     hint = "give an update resolved_options(config) in place of config.ppo"
@@ -140,6 +141,7 @@ def update(
     optimizer = algorithm.optimizer(config)
     mean = Mean.over(rollout.weight, shard)
     prepared, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    check_state(state, prepared)
     check_extra(state.extra, prepared.extra)
     check_samples(samples, rollout)
     # [T, B, ...] -> [T * B, ...]
@@ -275,6 +277,23 @@ def check_samples(samples: Any, rollout: Rollout) -> None:
     for leaf in jax.tree.leaves(samples):
         shape = jnp.shape(leaf)
         require(shape[:2] == steps, "samples of prepare", list(shape), expected)
+
+
+def check_state(before: TrainState, after: TrainState) -> None:
+    """Raises `ConfigError` if `prepare` replaced anything but `extra`.
+
+    Traced arrays have no values to compare, so they must be the same objects. What has been through a `jax.jit`
+    within `prepare` is refused too, even if it is unchanged.
+    """
+    for field in fields(TrainState):
+        if field.name == "extra":
+            continue
+        old, new = getattr(before, field.name), getattr(after, field.name)
+        same = jax.tree.structure(old) == jax.tree.structure(new)
+        leaves = zip(jax.tree.leaves(old), jax.tree.leaves(new), strict=False)
+        same = same and all(x is y for x, y in leaves)
+        hint = "prepare may replace extra alone, as in state.replace(extra=...)"
+        require(same, f"{field.name} of prepare", "another value", "what it was given", hint)
 
 
 def check_extra(before: Any, after: Any) -> None:

@@ -305,6 +305,19 @@ def test_a_loss_of_each_sample():
         updated(PPO._replace(loss=loss))
 
 
+@pytest.mark.parametrize("field", ["params", "opt_state", "optimizer_steps"])
+def test_prepare_may_replace_the_extra_of_a_state_alone(field):
+    """Other changes would be trained from without a word."""
+
+    def prepare(state, *arguments):
+        changed = jax.tree.map(jnp.zeros_like, getattr(state, field))
+        return ppo_prepare(state.replace(**{field: changed}), *arguments)
+
+    expected = rf"{field} of prepare = 'another value': expected what it was given; .*state\.replace\(extra="
+    with pytest.raises(ConfigError, match=expected):
+        updated(PPO._replace(prepare=prepare))
+
+
 @pytest.mark.parametrize("extra", [jnp.zeros((), jnp.int32), jnp.zeros(2), (jnp.zeros(()),), ()])
 def test_an_extra_of_another_form(extra):
     """It could not be restored from a checkpoint."""
