@@ -6,7 +6,7 @@
 are [T, B]: T steps of B environments.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Set
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -144,6 +144,8 @@ def update(
     check_state(state, prepared)
     check_extra(state.extra, prepared.extra)
     check_samples(samples, rollout)
+    check_metrics(rollout_metrics, OWN_METRICS)
+    rollout_metrics = jax.tree.map(as_float, rollout_metrics)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
@@ -180,7 +182,7 @@ def update(
     else:
         by_epoch = indices.reshape(config.epochs, -1, indices.shape[-1])
         trained, metrics = scan_epochs(step, prepared, by_epoch, config.target_kl)
-    check_metrics(rollout_metrics, OWN_METRICS | metrics.keys())
+    check_metrics(rollout_metrics, metrics.keys())
     return trained, metrics | rollout_metrics
 
 
@@ -255,7 +257,7 @@ def as_float(metric: jax.Array) -> jax.Array:
 # --- Checks of what an algorithm returns -------------------------------------------------------------------------
 
 
-def check_metrics(metrics: Metrics, taken: frozenset[str]) -> None:
+def check_metrics(metrics: Metrics, taken: Set[str]) -> None:
     """Checks the metrics of a part of an algorithm.
 
     Args:

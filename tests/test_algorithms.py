@@ -275,14 +275,16 @@ def test_a_metric_of_the_loss_has_a_name_of_its_own(name):
 
 
 @pytest.mark.parametrize("target_kl", [None, 1.0])
-def test_a_metric_may_be_a_count_or_a_truth_value(target_kl):
-    def loss(*arguments):
-        value, metrics = ppo_loss(*arguments)
-        return value, metrics | {"samples": jnp.int32(3), "positive": jnp.square(value) >= 0}
+@pytest.mark.parametrize("part", ["loss", "prepare"])
+def test_a_metric_may_be_a_count_or_a_truth_value(part, target_kl):
+    def with_both(*arguments):
+        *results, metrics = getattr(PPO, part)(*arguments)
+        return *results, metrics | {"samples": jnp.int32(3), "positive": jnp.bool(True)}
 
     config = dataclasses.replace(CONFIG, target_kl=target_kl)
-    _, _, metrics = updated(PPO._replace(loss=loss), config=config)
+    _, _, metrics = updated(PPO._replace(**{part: with_both}), config=config)
     assert (metrics["samples"], metrics["positive"]) == (3.0, 1.0)
+    assert all(metric.dtype == jnp.float32 for metric in metrics.values())
 
 
 def test_samples_of_another_shape_than_the_rollouts():
