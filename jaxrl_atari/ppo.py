@@ -153,22 +153,22 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -
         (http://joschu.net/blog/kl-approx.html).
     """
     logits, value = outputs.logits, outputs.value
-    old = batch.samples
+    samples = batch.samples
     mean = batch.mean
     chex.assert_rank([logits, value], [2, 1])
-    chex.assert_equal_shape([value, old.action, old.advantage, old.target, mean.weight])
-    advantage = old.advantage
+    chex.assert_equal_shape([value, samples.action, samples.advantage, samples.target, mean.weight])
+    advantage = samples.advantage
     if config.normalize_advantages:
         advantage = mean.normalize(advantage, config.unbiased_std)
-    log_ratio = log_prob_of(logits, old.action) - old.log_prob
+    log_ratio = log_prob_of(logits, samples.action) - samples.log_prob
     ratio = jnp.exp(log_ratio)
     clipped_ratio = jnp.clip(ratio, 1.0 - config.clip_epsilon, 1.0 + config.clip_epsilon)
     policy_loss = -mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
 
-    value_error = jnp.square(value - old.target)
+    value_error = jnp.square(value - samples.target)
     if config.clip_value_loss:
-        value_change = jnp.clip(value - old.value, -config.clip_epsilon, config.clip_epsilon)
-        value_error = jnp.maximum(value_error, jnp.square(old.value + value_change - old.target))
+        value_change = jnp.clip(value - samples.value, -config.clip_epsilon, config.clip_epsilon)
+        value_error = jnp.maximum(value_error, jnp.square(samples.value + value_change - samples.target))
     value_loss = 0.5 * mean(value_error)
 
     log_probs = jax.nn.log_softmax(logits)

@@ -87,27 +87,27 @@ def collect(
     # In one turn each device plays one of its groups: first the first ones, then the second ones, and so on.
     turns = list(zip(*by_device, strict=True))
     games: list[FinishedGame] = []
-    started = 0.0
+    first_actions_sent = 0.0  # the time
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
     for t in range(length + 1):
         for turn in turns:
             # Receiving alternates with starting, so the policy of one device runs while the emulators of the next
             # one are waited for. All policies have been started before the first actions are waited for.
-            for each in turn:
+            for rollout in turn:
                 if t > 0:
-                    games += each.receive(t - 1)
-                each.start_policy()
+                    games += rollout.receive(t - 1)
+                rollout.start_policy()
             if t < length:  # the actions of step T are not sent: the next rollout draws its own
-                for each in turn:
-                    each.send()
+                for rollout in turn:
+                    rollout.send()
         if t == 0:  # the first actions have waited for the update
-            started = time.perf_counter()
+            first_actions_sent = time.perf_counter()
     all_rollouts = list(itertools.chain(*by_device))
-    waiting = sum(each.waited_seconds for each in all_rollouts)
-    policy = time.perf_counter() - started - waiting
+    waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
+    policy = time.perf_counter() - first_actions_sent - waiting
     return Collected(
-        rollouts=[join_groups([each.finish() for each in on_device]) for on_device in by_device],
-        env_steps=sum_over_processes(sum(each.env_steps for each in all_rollouts)),
+        rollouts=[join_groups([rollout.finish() for rollout in on_device]) for on_device in by_device],
+        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         policy_seconds=policy,
