@@ -51,6 +51,9 @@ UNROLLED = 8
 DIMENSION_NUMBERS = ("NHWC", "HWIO", "NHWC")
 """Axes of images, kernels and outputs."""
 
+PADDINGS = ("SAME", "SAME_LOWER", "VALID")
+"""Paddings of a `Conv`. Those of `nn.Conv` by numbers of pixels can be had with `jnp.pad` before it."""
+
 Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
@@ -79,18 +82,27 @@ class Conv(nn.Module):
 
         Raises:
             TypeError: the input has another type.
-            ValueError: the strides of rows and columns differ.
+            ValueError: the kernel's size is not (height, width), the strides of rows and columns differ, or the
+                padding is none of `PADDINGS`.
         """
         pixels = x.dtype == jnp.uint8
         if not pixels and not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"Conv {self.name}: expected an input of uint8 (pixels) or floats, got {x.dtype}")
+        size = self.kernel_size
+        # One number is refused: for `nn.Conv` it is a kernel of one dimension.
+        if np.shape(size) != (2,):
+            raise ValueError(f"Conv {self.name}: kernel_size = {size}: expected (height, width), such as (3, 3)")
         strides = (self.strides, self.strides) if isinstance(self.strides, int) else tuple(self.strides)
         if len(set(strides)) != 1:
             raise ValueError(f"Conv {self.name}: strides = {strides}: expected the same for rows and columns")
-        shape = (*self.kernel_size, x.shape[-1], self.features)
+        if str(self.padding).upper() not in PADDINGS:
+            raise ValueError(
+                f"Conv {self.name}: padding = {self.padding!r}: expected one of {', '.join(PADDINGS)}"
+            )
+        shape = (*size, x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
-        above_below, left_right = lax.padtype_to_pads(x.shape[-3:-1], self.kernel_size, strides, self.padding)
+        above_below, left_right = lax.padtype_to_pads(x.shape[-3:-1], size, strides, self.padding)
         pads = (above_below, left_right)
         if self.for_cpu:
             scaled = kernel / 255 if pixels else kernel

@@ -499,6 +499,21 @@ def test_strides_are_those_of_flax_where_they_are_equal():
         Conv(3, (3, 3), strides=(2, 1), name="conv").apply(params, x)
 
 
+@pytest.mark.parametrize("size", [3, (3,), (3, 3, 3)])
+def test_a_kernel_is_of_an_image(size):
+    """`nn.Conv` takes one number, too: as a kernel of one dimension."""
+    expected = r"^Conv conv: kernel_size = .*: expected \(height, width\), such as \(3, 3\)"
+    with pytest.raises(ValueError, match=expected):
+        Conv(3, size, name="conv").init(jax.random.key(0), jnp.zeros((1, 9, 9, 2)))
+
+
+@pytest.mark.parametrize("padding", [1, ((1, 1), (1, 1)), "CIRCULAR"])
+def test_paddings_of_flax_that_are_refused(padding):
+    expected = r"^Conv conv: padding = .*: expected one of SAME, SAME_LOWER, VALID"
+    with pytest.raises(ValueError, match=expected):
+        Conv(3, padding=padding, name="conv").init(jax.random.key(0), jnp.zeros((1, 9, 9, 2)))
+
+
 def test_a_float32_kernel_has_gradients_in_float64():
     """Parameters stay float32 where the arithmetic is float64."""
     rng = np.random.default_rng(1)
