@@ -17,7 +17,7 @@ from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.description import describe, read_config
+from jaxrl_atari.runs.description import describe, field_values, other_versions, read_config
 from jaxrl_atari.runs.reading import read_metrics
 
 pytestmark = pytest.mark.long
@@ -90,6 +90,26 @@ def test_config_json(content, tmp_path):
     (tmp_path / "config.json").write_bytes(content)
     config = one_line_or_result(read_config, tmp_path)
     assert config is None or "/" not in config.name
+
+
+RESUME = {"date": "2026-11-22", "versions": {"ale-py": "0.1"}, "changed": {"log.actions": [False, True]}}
+
+
+@fuzz
+@given(data=st.data())
+def test_the_resumes_in_config_json(data, tmp_path):
+    """All readers of them, and the next resume, which keeps them."""
+    entry = data.draw(hostile_values(RESUME) | JSON)
+    resumed = data.draw(st.just([RESUME, entry]) | JSON)
+    versions = data.draw(st.just({"ale-py": "0.2"}) | JSON)
+    described = {"config": CONFIG.to_dict(), "versions": versions, "resumed": resumed}
+    (tmp_path / "config.json").write_text(json.dumps(described))
+    if one_line_or_result(read_config, tmp_path) is None:  # NaN, say, which JSON does not have
+        return
+    assert field_values(tmp_path, "log.actions")[-1] is True
+    assert all(isinstance(version, str) for version in other_versions(tmp_path, "ale-py"))
+    kept = describe(CONFIG, tmp_path)["resumed"][:-1]
+    assert json.dumps(kept) == json.dumps(resumed if isinstance(resumed, list) else [])
 
 
 @pytest.mark.parametrize(

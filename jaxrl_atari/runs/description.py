@@ -83,23 +83,35 @@ def field_values(run_dir: Path, name: str) -> list[Any]:
         name: dotted name, such as `log.actions`. A version that lacked the field counts as None.
     """
     first, *resumes = _starts(run_dir)
-    changes = [start.get("changed", {}).get(name, ()) for start in resumes]
-    return [*itertools.chain(*changes), flat(first["config"]).get(name)]
+    changes = [_entries(start, "changed").get(name) for start in resumes]
+    sound = [change for change in changes if isinstance(change, list)]
+    return [*itertools.chain(*sound), flat(first["config"]).get(name)]
 
 
 def other_versions(run_dir: Path, package: str) -> list[str]:
     """The versions of a package with which a run was started or resumed, other than the one installed here."""
     here = _version(package)
-    versions = dict.fromkeys(start.get("versions", {}).get(package, here) for start in _starts(run_dir))
-    return [each for each in versions if each != here]
+    versions = [_entries(start, "versions").get(package, here) for start in _starts(run_dir)]
+    sound = dict.fromkeys(each for each in versions if isinstance(each, str))
+    return [each for each in sound if each != here]
 
 
 def _starts(run_dir: Path) -> list[dict[str, Any]]:
     """The content of a run's config.json, and the entry of each resume in it. Malformed entries are left out."""
     described = read_json(run_dir / CONFIG_FILE)
+    return [described, *(entry for entry in _resumes(described) if isinstance(entry, dict))]
+
+
+def _resumes(described: dict[str, Any]) -> list[Any]:
+    """The entries under `resumed`, as they stand there; none if it is no list."""
     resumed = described.get("resumed")
-    entries = resumed if isinstance(resumed, list) else []
-    return [described, *(entry for entry in entries if isinstance(entry, dict))]
+    return resumed if isinstance(resumed, list) else []
+
+
+def _entries(start: dict[str, Any], name: str) -> dict[str, Any]:
+    """A field of `_starts` that is a JSON object; empty where it is missing or malformed."""
+    values = start.get(name)
+    return values if isinstance(values, dict) else {}
 
 
 def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
@@ -158,7 +170,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     entry = {"date": date, **today, "changed": changed}
     kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
-    return described | kept | {"resumed": [*before.get("resumed", ()), entry]}
+    return described | kept | {"resumed": [*_resumes(before), entry]}
 
 
 def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:
