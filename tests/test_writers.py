@@ -368,6 +368,19 @@ def test_missing_wandb_names_the_install_command_and_writes_nothing(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
+def test_logs_that_are_refused_stay_as_they_were(tmp_path, monkeypatch):
+    write(tmp_path, (100, 200))
+    for name in ("verified.json", "actions/0000000000_0000000100.npz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("as it was")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(before) == 5
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(UserError, match="wandb is not installed"):
+        cut_and_open_logs(Config(log=LogConfig(wandb=True)), tmp_path, Progress({}), False, print)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_an_offline_run_of_wandb_stays_in_the_session_directory(tmp_path):
     """In a process: wandb starts a service that would outlive the test."""
     pytest.importorskip("wandb", reason="the extra wandb is not installed")

@@ -27,7 +27,7 @@ class CsvWriter(Writer):
         say: receives lines for the user.
 
     Raises:
-        UserError: a table has no readable header. The file is not changed.
+        UserError: as `require_headers`. The file is not changed.
     """
 
     def __init__(self, session_dir: Path, logged: int, evaluated: int, say: Callable[[str], object]):
@@ -35,13 +35,7 @@ class CsvWriter(Writer):
         self._say = say
         self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
         self._states: dict[str, tuple[int, int]] = {}  # `_state` of each table after this writer last wrote it
-        for name in self._columns:
-            table = read_table(session_dir / name)
-            if table.problems and not table.columns:
-                raise UserError(
-                    f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away to"
-                    " go on without its rows"
-                )
+        require_headers(session_dir)
         for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
             self._take_over(name, last)
         rows = read_table(session_dir / METRICS_FILE).rows
@@ -86,6 +80,21 @@ class CsvWriter(Writer):
 
     def evaluation(self, row: Row) -> None:
         self._append(EVALUATIONS_FILE, row)
+
+
+def require_headers(session_dir: Path) -> None:
+    """Refuses a session's tables if they cannot be continued.
+
+    Raises:
+        UserError: a table has no readable header.
+    """
+    for name in (METRICS_FILE, EVALUATIONS_FILE):
+        table = read_table(session_dir / name)
+        if table.problems and not table.columns:
+            raise UserError(
+                f"{session_dir / name}: {table.problems[0].text}; restore it from a copy, or move it away to go on"
+                " without its rows"
+            )
 
 
 def _state(path: Path) -> tuple[int, int]:

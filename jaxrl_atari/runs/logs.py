@@ -1,11 +1,12 @@
 """Starting the logs of a session: setting them aside or cutting them back to the checkpoint, and opening them."""
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.runs.actions import cut_segments
-from jaxrl_atari.runs.csv_writer import CsvWriter
+from jaxrl_atari.runs.csv_writer import CsvWriter, require_headers
 from jaxrl_atari.runs.digests import cut_digests
 from jaxrl_atari.runs.files import unused
 from jaxrl_atari.runs.layout import (
@@ -40,7 +41,7 @@ def cut_and_open_logs(
     was_evaluating: bool,
     say: Callable[[str], object],
 ) -> list[Writer]:
-    """Cuts a session's files back to the checkpoint from which it resumes, then makes their writers.
+    """Cuts a session's files back to the checkpoint from which it resumes, and makes their writers.
 
     Args:
         progress: how far the session has come at that checkpoint.
@@ -48,15 +49,20 @@ def cut_and_open_logs(
         say: receives lines for the user.
 
     Raises:
-        UserError: as `make_writers`.
+        UserError: as `make_writers`; then nothing has been cut.
     """
-    cut_segments(session_dir, progress.steps_per_env)
-    cut_digests(session_dir, progress.env_steps)
-    (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
     if config.evaluation.every_env_steps:
         _say_missing_evaluations(session_dir / EVALUATIONS_FILE, progress.evaluated, was_evaluating, say)
     evaluated = progress.evaluated - 1 if was_evaluating else progress.evaluated
-    return make_writers(config, session_dir, progress.logged, evaluated, say)
+    with contextlib.ExitStack() as exits:
+        writers = make_writers(config, session_dir, progress.logged, evaluated, say)
+        for writer in writers:
+            exits.callback(writer.close)
+        cut_segments(session_dir, progress.steps_per_env)
+        cut_digests(session_dir, progress.env_steps)
+        (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
+        exits.pop_all()  # the caller closes them
+    return writers
 
 
 def _say_missing_evaluations(
@@ -96,11 +102,17 @@ def make_writers(
         say: receives lines for the user.
 
     Raises:
-        UserError: Weights & Biases is selected and not usable, or a table of the session is not understood.
+        UserError: Weights & Biases is selected and not usable, or a table of the session is not understood. No
+            table and no event of TensorBoard has been changed.
     """
-    writers: list[Writer] = [CsvWriter(session_dir, logged, evaluated, say)]
-    if config.log.tensorboard:
-        writers.append(TensorBoardWriter(config, session_dir))
-    if config.log.wandb:
-        writers.append(WandbWriter(config, session_dir))
-    return writers
+    require_headers(session_dir)
+    with contextlib.ExitStack() as exits:
+        # Made first, because it may be refused. The files are written before it sends a row.
+        wandb = [WandbWriter(config, session_dir)] if config.log.wandb else []
+        for writer in wandb:
+            exits.callback(writer.close)
+        writers: list[Writer] = [CsvWriter(session_dir, logged, evaluated, say)]
+        if config.log.tensorboard:
+            writers.append(TensorBoardWriter(config, session_dir))
+        exits.pop_all()  # the caller closes it
+    return [*writers, *wandb]
