@@ -14,6 +14,7 @@ from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.rollout import EnvGroup
 from jaxrl_atari.runs.checkpoints import Checkpoints, RestoredCheckpoint
+from jaxrl_atari.runs.early_runs import items_of
 from jaxrl_atari.runs.progress import Progress
 
 _log = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
 
 def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
     """Why the games of a checkpoint cannot continue in these environments; empty if they can."""
-    if "games" not in meta["items"]:
+    if "games" not in items_of(meta):
         return "the checkpoint has none: the back end ale records them, in a single process"
     before = meta["config"]["env"]
     now = {"num_envs": env.num_envs, "backend": env.backend}

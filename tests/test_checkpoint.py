@@ -20,12 +20,13 @@ from small_training import edit_meta, flip_bit
 from user_commands import one_error_line
 
 from jaxrl_atari.algorithm import TrainState
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
 from jaxrl_atari.runs.early_runs import complete_meta
 from jaxrl_atari.session_arrays import abstract_arrays
+from jaxrl_atari.session_games import games_problem
 
 NAN = math.nan
 GAMES = {"steps": np.arange(3), "frame": np.full((3, 84, 84), 7, np.uint8)}
@@ -380,3 +381,7 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "checkpoints").write_text("a file of that name")
     with pytest.raises(UserError, match="checkpoints/10: the checkpoint could not be written"):
         save(Checkpoints(tmp_path), 10, 1.0)
+
+
+def test_a_checkpoint_of_an_early_version_has_no_games():
+    assert games_problem(EnvConfig(), {"config": Config().to_dict()}).startswith("the checkpoint has none: ")

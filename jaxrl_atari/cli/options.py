@@ -122,7 +122,8 @@ def parse(
 ) -> OptionsT:
     """Reads the options of a command.
 
-    Whole numbers may be written as 1e6 or 1_000_000, and `true` or `false` may follow a switch.
+    Whole numbers may be written as 1e6 or 1_000_000, unless the option also takes words. `true` or `false` may
+    follow a switch.
 
     Args:
         options: a dataclass; its docstring is the description in `--help`.

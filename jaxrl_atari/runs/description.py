@@ -118,7 +118,8 @@ def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
     """Refuses to resume a run as another one, or with a budget that a session has passed.
 
     Raises:
-        ConfigError: another game, protocol or seed, or a budget that a session has passed by at least a rollout.
+        ConfigError: another game, protocol or seed, or a budget that a session has passed by more
+            than half a rollout.
     """
     for name, was, wanted in (
         ("env.game", before.env.game_name, config.env.game_name),
