@@ -252,7 +252,7 @@ class PPOConfig:
     gamma: Annotated[float, Limits(0.0, 1.0), TRACED] = 0.99
     """Discount per env step."""
     gae_lambda: Annotated[float | None, Limits(0.0, 1.0), TRACED] = None
-    """Lambda of generalised advantage estimation. None: under `classic` 0.95, that of its references; else the
+    """Lambda of generalised advantage estimation. None: under `classic` 0.95, that of most references; else the
     value that SLM Lab tuned for the game under `v5`, or 0.95."""
     clip_epsilon: Annotated[float, Limits(1e-6, 10.0), TRACED] = 0.1
     """Clip range of the probability ratio and of the value."""

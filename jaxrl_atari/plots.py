@@ -98,8 +98,7 @@ def each_with_log_point(
 ) -> dict[str, Result]:
     """Reads or draws directories of one kind.
 
-    A directory that cannot be drawn, because it is damaged or has no log point yet, is named on stderr, and left
-    out.
+    A directory whose metrics are damaged or have no log point yet is named on stderr and left out.
 
     Args:
         work: reads or draws a directory.

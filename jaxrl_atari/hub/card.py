@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.report.evaluations import evaluations
+from jaxrl_atari.report.evaluations import evaluations, is_verified
 from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, score_text, sessions_text
-from jaxrl_atari.runs.layout import GRAPHS_FOLDER, VERIFIED_FILE
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 
 TEMPLATE = Path(__file__).with_name("card.md")
 """Jinja template of the card; the first block of metadata is `ModelCardData`'s."""
@@ -66,7 +66,7 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
         score=score or "unknown",
         sessions=sessions_text(summary),
         summary=summary,
-        verified=[path.name for path in run.tables if (path / VERIFIED_FILE).is_file()],
+        verified=[path.name for path, table in run.tables.items() if is_verified(path, table)],
     )
     return str(card)
 

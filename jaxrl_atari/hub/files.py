@@ -51,7 +51,8 @@ Files = dict[str, Path | bytes]
 
 
 def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
-    """The policies whose checkpoints are shared: one of the best session, or with `latest` one of every session.
+    """The policies whose checkpoints are shared: one of the best session, or with `latest` one of every
+    session that has any.
 
     Raises:
         UserError: a checkpoint is missing or damaged.

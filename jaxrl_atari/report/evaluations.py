@@ -6,6 +6,8 @@ from typing import Any, TypedDict
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.files import read_json, read_result
+from jaxrl_atari.runs.layout import VERIFIED_FILE
+from jaxrl_atari.runs.reading import Table
 
 GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
 """Template of the page of a game. A report embeds only pages that have the script of this template."""
@@ -89,6 +91,18 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
                 raise UserError(f"{path}: {name} is not a list of numbers; restore it from a copy")
         found.append(result | {"file": path})
     return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
+
+
+def is_verified(session_dir: Path, table: Table) -> bool:
+    """Whether `verify` has recomputed every row of a session's metrics.
+
+    A session may be verified while it trains, and then has rows that are not. A verified.json that cannot be read
+    verifies nothing.
+    """
+    try:
+        return read_result(session_dir / VERIFIED_FILE, rows=int)["rows"] >= len(table["env_steps"])
+    except (UserError, OSError):
+        return False
 
 
 def written_at(file: Path) -> float:

@@ -18,12 +18,13 @@ from jaxrl_atari.report.aggregates import (
     statistics_rows,
     write_rliable,
 )
+from jaxrl_atari.report.evaluations import is_verified
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_FILE, VERIFIED_FILE, is_run
+from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_FILE, is_run
 
 GAME_COLUMNS = {
     "game": "game",
@@ -130,7 +131,7 @@ def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]
             left_out = left_out_text(summary)
             if left_out:
                 row["status"] += f"; {left_out}"
-            if all((session_dir / VERIFIED_FILE).is_file() for session_dir in run.tables):
+            if all(is_verified(session_dir, table) for session_dir, table in run.tables.items()):
                 row["status"] += ", verified"
         if game in suite.damaged:
             row["status"] = f"damaged: {suite.damaged[game]}"

@@ -14,7 +14,7 @@ RUN_DIR/session_<i>/    session i of the trial:
     wandb_id                       the session's run on Weights & Biases
     output.txt                     the session's output, if it trained on a Ray cluster
     evaluation_<env_steps>.json    the games of an evaluation of one checkpoint
-    video_<env_steps>.mp4          one game of it
+    video_<env_steps>.mp4          a further game with that checkpoint
     game_<env_steps>.html          the same game on a page, beside the network's outputs
 
 SUITE_DIR/suite.json    what the suite is; SUITE_DIR/GAME/ is the run of a game
@@ -27,9 +27,9 @@ SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of 
     journal.log              its trials; see `journal.py`
 
 A file that may not be overwritten leads to NAME_2, NAME_3, ... beside it (`files.unused`).
-Each of these may have graphs/ and report.html (see `report/`). The output of a trial of a search is in
-trial_<i>/output.txt. A suite or search that trains on a Ray cluster has ray/ until its command ends, and a search
-`stop` from a stop request until then.
+Each of these may have graphs/ and, except for a sweep, report.html (see `report/`). The output of a trial of a
+search is in trial_<i>/output.txt. A suite or search that trains on a Ray cluster has ray/ until its command ends,
+and a search `stop` from a stop request until then.
 
 The constants are the names that several modules need.
 """
