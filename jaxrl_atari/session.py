@@ -34,6 +34,7 @@ from jaxrl_atari.runs.logs import cut_and_open_logs, set_aside_logs
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
+from jaxrl_atari.runs.tracking import import_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
@@ -299,6 +300,8 @@ def open_session(
     with contextlib.ExitStack() as exits:
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
+        if leads and config.log.wandb:
+            import_wandb()  # a missing package is an error before anything is made
         outputs.message("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 

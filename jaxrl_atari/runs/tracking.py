@@ -95,6 +95,18 @@ def add_to_tensorboard(video: Path, env_steps: int) -> None:
         writer.file_writer.add_summary(summary, env_steps)  # pyright: ignore[reportOptionalMemberAccess]
 
 
+def import_wandb() -> Any:
+    """Imports the package wandb. Raises `UserError` if it is not installed."""
+    try:
+        import wandb  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError(
+            "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]'"
+            " or leave log.wandb out"
+        ) from error
+    return wandb
+
+
 class WandbWriter(Writer):
     """A Weights & Biases run, grouped by trial. A resumed session continues its run, whose id is in wandb_id.
 
@@ -102,13 +114,7 @@ class WandbWriter(Writer):
     """
 
     def __init__(self, config: Config, session_dir: Path):
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise UserError(
-                "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]'"
-                " or leave log.wandb out"
-            ) from error
+        wandb = import_wandb()
         session_dir = session_dir.resolve()
         # The folder above the run tells runs of suites apart, which are named after games, and numbered trials.
         trial = "-".join(session_dir.parts[-3:-1])
