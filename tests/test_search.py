@@ -29,6 +29,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.errors import ConfigError, SessionsFailed, Stopped, UserError
 from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials
 from jaxrl_atari.runs.files import read_json, write_json
@@ -494,6 +495,25 @@ def test_a_task_that_was_interrupted_was_not_stopped(raised, was_stopped, failur
 
     end = ray_cluster.run_in_worker(tmp_path, MachineShare(1.0, 1), lambda: False, run, lambda: False)
     assert (end.was_stopped, end.failure and end.failure.reason) == (was_stopped, failure)
+
+
+def test_a_task_that_cannot_begin_says_why(tmp_path, monkeypatch):
+    """An environment variable that the worker's process refuses, and an output.txt that cannot be opened."""
+
+    def failure(folder):
+        end = ray_cluster.run_in_worker(
+            tmp_path / folder, MachineShare(1.0, 1), lambda: False, lambda: pytest.fail("it began"), lambda: False
+        )
+        return end.failure
+
+    monkeypatch.setattr(ray_cluster, "tune_process", tune_process.__wrapped__)  # another test may have called it
+    monkeypatch.setenv("NPROC", "many")
+    refused = failure("refused")
+    assert refused.reason.startswith("NPROC = 'many': expected a whole number")
+    assert refused.correctable
+    assert not (tmp_path / "refused").exists()
+    (tmp_path / "taken/output.txt").mkdir(parents=True)
+    assert failure("taken").reason.startswith("IsADirectoryError: ")
 
 
 @pytest.mark.long

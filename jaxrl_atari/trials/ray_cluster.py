@@ -175,27 +175,40 @@ def run_in_worker(
         has_begun: returns whether a session of the task has trained. Asked after `run`.
     """
     is_new = not folder.exists()
-    failure = attempt(folder.mkdir, parents=True, exist_ok=True)
-    if failure is not None:
-        return TaskEnd(failure=failure)
-    with (
-        (folder / OUTPUT_FILE).open("a", buffering=1, encoding="utf-8") as output,
-        contextlib.redirect_stdout(output),
-        contextlib.redirect_stderr(output),
-    ):
-        if share.gpu == 0:
-            os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
-        tune_process()
-        try:
-            end = TaskEnd(was_stopped=True) if stop_requested() else TaskEnd(failure=attempt(run))
-        except Stopped:
-            end = TaskEnd(was_stopped=True)
-        except KeyboardInterrupt:  # it would end this thread, for whose result others wait
-            end = TaskEnd(failure=Failure("interrupted before its last checkpoint was written"))
+    with contextlib.ExitStack() as exits:
+        failure = attempt(_print_to_folder, folder, exits)
+        end = TaskEnd(failure=failure) if failure else _run_tuned(share, stop_requested, run)
     was_refused = end.failure is not None and end.failure.correctable
     if is_new and was_refused and not has_begun():
         shutil.rmtree(folder, ignore_errors=True)
     return end
+
+
+def _print_to_folder(folder: Path, exits: contextlib.ExitStack) -> None:
+    """Makes a folder, and sends what this process prints to output.txt in it until `exits` closes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    output = exits.enter_context((folder / OUTPUT_FILE).open("a", buffering=1, encoding="utf-8"))
+    exits.enter_context(contextlib.redirect_stdout(output))
+    exits.enter_context(contextlib.redirect_stderr(output))
+
+
+def _run_tuned(share: MachineShare, stop_requested: Callable[[], bool], run: Callable[[], object]) -> TaskEnd:
+    """Tunes this process for a share of a machine, and runs a task in it; see `run_in_worker`."""
+
+    def tune_and_run() -> None:
+        if share.gpu == 0:
+            os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
+        tune_process()
+        run()
+
+    if stop_requested():
+        return TaskEnd(was_stopped=True)
+    try:
+        return TaskEnd(failure=attempt(tune_and_run))
+    except Stopped:
+        return TaskEnd(was_stopped=True)
+    except KeyboardInterrupt:  # it would end this thread, for whose result others wait
+        return TaskEnd(failure=Failure("interrupted before its last checkpoint was written"))
 
 
 def main() -> None:
