@@ -31,7 +31,7 @@ from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import cut_and_open_logs, set_aside_logs
-from jaxrl_atari.runs.progress import Progress, due
+from jaxrl_atari.runs.progress import Progress, due, evaluation_due
 from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.tracking import import_wandb
@@ -168,14 +168,11 @@ class Session:
             return
         self.evaluator.poll()
         progress = self.progress
-        now = progress.env_steps
-        # One that falls on the end of the budget is due, although the last update may end just before it.
-        reached = max(now, self.config.total_env_steps) if self.config.is_spent(now) else now
-        if due(self.config.evaluation.every_env_steps, progress.evaluated, reached) and now > progress.evaluated:
+        if evaluation_due(self.config, progress.evaluated, progress.env_steps):
             self.evaluator.settle(self.stop_requested)
             if self.evaluator.policy is None:
-                self.evaluator.start(self.learner.state.params, now)
-                progress.evaluated = now
+                self.evaluator.start(self.learner.state.params, progress.env_steps)
+                progress.evaluated = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
         """Writes a checkpoint if one is due."""

@@ -376,6 +376,35 @@ def test_a_stop_during_the_last_evaluation(session_dir):
     assert is_finished(config, session_dir)
 
 
+@pytest.mark.long
+def test_stops_during_the_last_two_evaluations(session_dir):
+    """The first one is still running when the last update ends, so that the checkpoint has nothing of the
+    second one. Each is stopped once; a resume plays both."""
+    config = change(TINY, evaluation={"every_env_steps": 96, "episodes": 1_000})
+    place = place_session(config)
+    with open_session(
+        config, place, session_dir, stop_requested=lambda: config.is_spent(run.progress.env_steps)
+    ) as run:
+        for _ in train(run):
+            pass
+        assert run.finish()
+    meta = latest_meta(session_dir)
+    first, last = (str(meta[name]) for name in ("evaluated_env_steps", "env_steps"))
+    assert first != last
+    assert not is_finished(config, session_dir)
+    evaluations = session_dir / "evaluations.csv"
+    config = change(config, evaluation={"every_env_steps": 96, "episodes": 1})
+    with pytest.raises(KeyboardInterrupt):
+        run_session(config, session_dir, resume=True, stop_requested=evaluations.is_file)
+    assert [row["env_steps"] for row in read_table(evaluations)] == [first]
+    assert not is_finished(config, session_dir)
+    without = change(config, evaluation={"every_env_steps": 64})
+    assert is_finished(without, session_dir)  # a new interval makes no evaluation due in a finished session
+    run_session(config, session_dir, resume=True)
+    assert [row["env_steps"] for row in read_table(evaluations)] == [first, last]
+    assert is_finished(config, session_dir)
+
+
 # --- Resuming ----------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxrl_atari.config import Config
 from jaxrl_atari.envs.pool import FinishedGame
 
 RETURN_MA_ENV_STEPS = 1_000_000
@@ -19,6 +20,15 @@ POINT_ENV_STEPS = 10_000
 def due(interval: int, before: int, now: int) -> bool:
     """Whether a multiple of `interval` lies in (before, now], all in env steps. False with an interval of 0."""
     return interval > 0 and now // interval > before // interval
+
+
+def evaluation_due(config: Config, evaluated: int, env_steps: int) -> bool:
+    """Whether an evaluation is due after `env_steps`, if the newest one started at `evaluated` env steps.
+
+    One that falls on the end of the budget is due, although the last update may end just before it.
+    """
+    reached = max(env_steps, config.total_env_steps) if config.is_spent(env_steps) else env_steps
+    return env_steps > evaluated and due(config.evaluation.every_env_steps, evaluated, reached)
 
 
 class EpisodeStatistics:

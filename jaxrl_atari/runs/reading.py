@@ -21,6 +21,7 @@ from jaxrl_atari.runs.layout import (
     session_dirs,
     session_number,
 )
+from jaxrl_atari.runs.progress import evaluation_due
 from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
 
 _log = logging.getLogger(__name__)
@@ -83,12 +84,18 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     The end is that of its budget, or an early one; see `read_early_end`.
     """
     latest = latest_env_steps(session_dir)
-    if (checkpoint_path(session_dir, latest) / "evaluation").is_dir():  # an evaluation was running then
-        evaluated = latest_meta(session_dir).get("evaluated_env_steps", "")
-        rows = read_table(session_dir / EVALUATIONS_FILE).rows
-        if str(evaluated) not in [row["env_steps"] for row in rows]:
-            return False
-    return config.is_spent(latest) or read_early_end(config, session_dir) is not None
+    if not config.is_spent(latest) and read_early_end(config, session_dir) is None:
+        return False
+    meta = latest_meta(session_dir)
+    evaluated = meta.get("evaluated_env_steps", latest)  # early versions wrote none
+    rows = {row["env_steps"] for row in read_table(session_dir / EVALUATIONS_FILE).rows}
+    was_running = (checkpoint_path(session_dir, latest) / "evaluation").is_dir()
+    if was_running and str(evaluated) not in rows:
+        return False
+    # A stop may have left out the last evaluation. An interval that is new makes none due afterwards.
+    before = meta.get("config", {}).get("evaluation", {}).get("every_env_steps")
+    is_due = before == config.evaluation.every_env_steps and evaluation_due(config, evaluated, latest)
+    return not is_due or str(latest) in rows
 
 
 def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
