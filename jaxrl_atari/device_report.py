@@ -32,7 +32,7 @@ from jaxrl_atari.update_memory import memory_report
 class Options(FromConfig):
     """Reports this machine's devices, which of them each `devices.gpu` value picks, and problems.
 
-    With a config file or options of the config, also the memory that the learner needs.
+    With a config file, or options that differ from the defaults, also the memory that the learner needs.
     """
 
 
@@ -148,9 +148,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Exits with status 1 if the driver or a device fails."""
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
-    choose_devices(options.full_config.devices)  # what this machine lacks is an error before anything is printed
-    has_config = sources.config is not None or options.full_config != Config()
-    if print_report(options.full_config, with_memory=has_config):
+    config = options.full_config
+    lacking = None
+    try:
+        choose_devices(config.devices)
+    except UserError as error:  # this machine lacks a device that the config demands: the report may tell why
+        lacking = error
+    has_config = sources.config is not None or config != Config()
+    faults = print_report(config, with_memory=has_config and lacking is None)
+    if lacking is not None:
+        raise lacking
+    if faults:
         sys.exit(1)
 
 

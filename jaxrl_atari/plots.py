@@ -51,7 +51,7 @@ class Options:
     labels: tuple[str, ...] = ()
     """Names in the comparison, one for each directory. By default, the names of the directories."""
     title: str = ""
-    """Title of the comparison, or of the graph of a single run."""
+    """Title of the comparison, or of the graph of a single run, which a later report draws without it."""
     x: XAxis = "env steps"
     """The x axis of the comparison."""
 

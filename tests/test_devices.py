@@ -336,6 +336,13 @@ def test_the_report_names_the_gpu_that_jax_lacks(simulate, monkeypatch, capsys):
         assert f"devices.gpu = {choice}" in lines
 
 
+def test_the_report_comes_before_the_error_about_a_gpu_that_is_demanded(tmp_path):
+    result = report(FakeMachine(tmp_path, gpus=2).python, "--devices.gpu", "true", FAKE_NVML_ERROR="18")
+    assert result.returncode == 2, result.stderr
+    assert "problem: NVML failed: 18" in result.stdout
+    assert result.stderr.splitlines()[-1].startswith("error: devices.gpu = True: expected ")
+
+
 def test_a_machine_without_a_gpu_has_no_problem(tmp_path):
     result = report(FakeMachine(tmp_path).python, FAKE_NVML_ERROR="12")
     assert result.returncode == 0, result.stderr

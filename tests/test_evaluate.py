@@ -502,6 +502,19 @@ def test_a_session(own_run, capsys):
     assert json.loads((session_dir / f"evaluation_{step}_2.json").read_text())["greedy"] is False
 
 
+def test_scores_reach_the_report_if_the_video_cannot_be_shown_in_tensorboard(own_run, capsys, monkeypatch):
+    def fail(*arguments):
+        raise subprocess.CalledProcessError(1, "ffmpeg")
+
+    monkeypatch.setattr("jaxrl_atari.evaluate.__main__.add_to_tensorboard", fail)
+    (own_run / "report.html").touch()
+    with pytest.raises(UserError, match=r"shown above, but not saved: the video in TensorBoard \(Called"):
+        main([str(own_run), *QUICK, "1", "--session", "1", "--video"])
+    assert re.search(r"^written: .*/video_\d+\.mp4 ", capsys.readouterr().out, re.MULTILINE)
+    (path,) = own_run.rglob("evaluation_*.json")
+    assert path.name in (own_run / "report.html").read_text()
+
+
 def test_the_default_is_named_an_optimistic_pick(own_run, capsys):
     main([str(own_run), *QUICK, "1", "--backend", "ale"])
     out = capsys.readouterr().out

@@ -157,6 +157,19 @@ def test_a_damaged_checkpoint_is_not_pushed(run_dir):
     fails("checkpoints/7: no such checkpoint", repository_files, run_dir, "user/x", 7)
 
 
+def test_a_push_of_the_latest_checkpoints_checks_all_that_it_pushes(run_dir, capsys):
+    shutil.rmtree(run_dir / "session_0" / "checkpoints")
+    repository_files(run_dir, "user/x", "latest")
+    assert capsys.readouterr().out == "no checkpoint of session_0: it has none\n"
+    newest = load_policy(run_dir, "latest", session=1).env_steps
+    games = run_dir / "session_1" / "checkpoints" / str(newest) / "games"
+    largest = max(games.rglob("[0-9]*"), key=lambda path: path.stat().st_size)
+    content = largest.read_bytes()
+    largest.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    load_policy(run_dir, "latest", session=1)  # the parameters are sound
+    fails("damaged: games", repository_files, run_dir, "user/x", "latest")
+
+
 def card(run_dir, checkpoint="best"):
     found = library.ModelCard(repository_files(run_dir, "user/breakout", checkpoint)["README.md"].decode())
     return found.data.to_dict(), " ".join(found.text.split())

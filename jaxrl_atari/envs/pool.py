@@ -109,7 +109,7 @@ class EnvPool(ABC):
     """
 
     action_names: Sequence[str] = ()
-    """Names of the actions; empty if they have none."""
+    """Names of the actions; empty if they are not known, as with the back ends `envpool` and `gymnasium`."""
     steps_per_second = STEPS_PER_SECOND
     """Env steps per second of a video at real speed."""
 

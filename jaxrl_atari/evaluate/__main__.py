@@ -11,6 +11,7 @@ From Python, use `load_policy` and `run_evaluation` of `jaxrl_atari`.
 
 import dataclasses
 import os
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -108,10 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.checkpoint == "best":
         advice = "to quote a score, use --sessions all --checkpoint latest"
         say(f"note: the best checkpoint is an optimistic pick; {advice}")
-    if files.problems:
-        raise UserError(f"shown above, but not saved: {'; '.join(files.problems)}")
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
+    if files.problems:
+        raise UserError(f"shown above, but not saved: {'; '.join(files.problems)}")
 
 
 class ResultFiles:
@@ -196,13 +197,16 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
     say(f"recording a game with seed {seed} to {video}")
     try:
         game = record_video(policy, video, seed, greedy, say, page)
-        if policy.config.log.tensorboard:
-            add_to_tensorboard(video, policy.env_steps)
     except (UserError, OSError) as error:
         files.problems.append(reason(error))
-    else:
-        say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
-        say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
+        return
+    say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
+    say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
+    if policy.config.log.tensorboard:
+        try:
+            add_to_tensorboard(video, policy.env_steps)
+        except (OSError, subprocess.SubprocessError) as error:
+            files.problems.append(f"the video in TensorBoard ({reason(error)})")
 
 
 def _summarise(

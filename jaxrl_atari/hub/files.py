@@ -7,6 +7,7 @@ from typing import Literal
 
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hub.card import model_card
+from jaxrl_atari.output import say
 from jaxrl_atari.report.evaluations import written_at
 from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints
@@ -57,7 +58,12 @@ def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
     Raises:
         UserError: a checkpoint is missing or damaged.
     """
-    folders = [path for path in run.tables if checkpoint_env_steps(path)] if checkpoint == "latest" else []
+    if checkpoint != "latest":
+        return [load_policy(run.path, checkpoint)]
+    folders = [path for path in run.tables if checkpoint_env_steps(path)]
+    for path in run.tables:
+        if path not in folders:
+            say(f"no checkpoint of {path.name}: it has none")
     return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
 
 
@@ -82,7 +88,13 @@ def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
 
 
 def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
-    """All files of the policies' checkpoints."""
+    """All files of the policies' checkpoints, each of which is read and checked first.
+
+    Raises:
+        UserError: an array of a checkpoint is damaged.
+    """
+    for policy in policies:
+        Checkpoints(policy.session_dir).check(policy.env_steps)
     folders = [checkpoint_path(policy.session_dir, policy.env_steps) for policy in policies]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(run.path).as_posix(): path for path in paths}

@@ -108,15 +108,12 @@ def is_verified(session_dir: Path, table: Table) -> bool:
 def written_at(file: Path) -> float:
     """The time at which a result or a video was made, in seconds since 1970 (UTC).
 
-    It is the `date` in the JSON file of a result, because a copy of the file keeps that date. A video's date is in
-    `video_STEP.json` or, if there is no such file, in the `evaluation_STEP.json` of its evaluation. If there is no
-    date, the time is that of the file's last change.
+    It is the `date` in the JSON file of a result, because a copy of the file keeps that date. A video's date is
+    that of its evaluation, `evaluation_STEP.json`. Without a date, the time is that of the file's last change.
     """
-    described = [file.with_suffix(".json"), file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")]
-    for path in filter(Path.is_file, described):
-        try:
-            date = str(read_json(path)["date"]).removesuffix(" UTC")
-            return datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
-        except (ValueError, LookupError):  # a file of an earlier version, or of another program
-            continue
-    return file.stat().st_mtime
+    described = file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")
+    try:
+        date = str(read_json(described)["date"]).removesuffix(" UTC")
+        return datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+    except (OSError, ValueError, LookupError):  # no such file, or one of an earlier version or another program
+        return file.stat().st_mtime

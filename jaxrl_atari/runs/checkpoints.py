@@ -168,6 +168,11 @@ class Checkpoints:
 
         return jax.tree_util.tree_map_with_path(restored, target)
 
+    def check(self, env_steps: int) -> None:
+        """Reads all arrays of a checkpoint, to check them. Raises `UserError` as `restore`."""
+        for item in ["arrays", *items_of(self.read_meta(env_steps))]:
+            self.restore(env_steps, item=item)
+
     def restore_newest(
         self, target: Callable[[dict[str, Any]], Any], extra_items: Sequence[str] = (), part: str = ""
     ) -> RestoredCheckpoint:
