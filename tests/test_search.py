@@ -1,6 +1,7 @@
 """A search: its space and options, its record, its results, and its processes, through the command and on a
 cluster."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -9,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -241,10 +243,10 @@ def test_tpe_learns_from_the_scores(tmp_path):
 
 def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     search = new_search(tmp_path, reduction=2)
-    config = Config(total_env_steps=9000)
+    config = Config(total_env_steps=9000, log=LogConfig(every_env_steps=100))
 
     def stopped(number, *points):
-        reporter = Reporter(start_trial(tmp_path, search, number), config, lambda: False)  # another process
+        reporter = Reporter(start_trial(tmp_path, search, number), config)  # another process
         for env_steps, score in points:
             reporter.write({"env_steps": env_steps, "return_ma": score})
         state = open_study(tmp_path, search).trials[number].state
@@ -267,7 +269,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
         tmp_path, dataclasses.replace(config, sessions=1), grace_env_steps=200, reduction=2, trials=3
     )
     for number in range(2):  # two trials beyond its reach
-        reporter = Reporter(start_trial(tmp_path, search, number), config, lambda: False)
+        reporter = Reporter(start_trial(tmp_path, search, number), config)
         reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
     (tmp_path / "trial_2").mkdir()
     with pytest.raises(Stopped):
@@ -277,6 +279,35 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
     assert row["status"] == "stopped by ASHA"
     assert 200 <= int(row["env_steps"]) == checkpoint_env_steps(tmp_path / "trial_2/session_0")[-1] < 2000
     assert open_study(tmp_path, search).trials[2].value == pytest.approx(float(row["score"]))
+
+
+@pytest.mark.long
+def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_path, monkeypatch):
+    """It is stopped in an update with a log point, and after the resume in one without."""
+    (tmp_path / "tiny.py").write_text(TINY)
+    config = dataclasses.replace(load_config(tmp_path / "tiny.py"), sessions=1, total_env_steps=500)
+    stop_at = math.inf  # env steps
+    requested = threading.Event()
+
+    def progress(reporter, env_steps, row):  # called after an update, before its log point
+        if env_steps >= stop_at:
+            requested.set()
+
+    def reported(folder, *stops):
+        nonlocal stop_at
+        (tmp_path / folder / "trial_0").mkdir(parents=True)
+        search = new_search(tmp_path / folder, config, early_stopping="none")
+        for stop_at in (*stops, math.inf):
+            requested.clear()
+            with contextlib.nullcontext() if stop_at == math.inf else pytest.raises(Stopped):
+                train_trial(tmp_path / folder / "trial_0", MachineShare(0, 1), requested.is_set)
+        return open_study(tmp_path / folder, search).trials[0].intermediate_values
+
+    monkeypatch.setattr(Reporter, "progress", progress)
+    points = reported("uninterrupted")
+    middle = sorted(points)[len(points) // 2]
+    assert reported("stopped", middle, middle + 1) == points
+    assert len(points) > 3
 
 
 @pytest.mark.parametrize(("gpu", "share"), [(1.0, None), (0.5, 0.45), (0.25, 0.225), (0.125, 0.1125), (0.0, None)])

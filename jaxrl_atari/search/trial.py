@@ -10,7 +10,9 @@ from optuna.trial import Trial, TrialState
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.layout import trial_number
+from jaxrl_atari.runs.layout import session_path, trial_number
+from jaxrl_atari.runs.progress import due
+from jaxrl_atari.runs.reading import latest_meta
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
@@ -23,21 +25,25 @@ class Reporter(Writer):
     """Reports log points to the study, whose pruner may then stop the trial.
 
     A trial that the pruner stops ends in the study at once, with the score of that log point. The log point that a
-    stop request causes is not reported, because an uninterrupted trial would not have it.
+    stop request causes is not reported, because an uninterrupted trial would not have it: it is neither due nor at
+    the end of the budget.
     """
 
     trial: Trial
     config: Config
-    stop_requested: Callable[[], bool]
+    newest: int = 0  # env steps of the newest log point; after a resume, of the newest one before the checkpoint
     stopped: bool = False  # whether the pruner has stopped the trial
 
     def write(self, row: Row) -> None:
         env_steps = int(row["env_steps"])
         score = float(row.get("return_ma", math.nan))
-        if self.stopped or self.stop_requested() or not math.isfinite(score):
+        is_last = self.config.is_spent(env_steps)
+        is_due = due(self.config.log.every_env_steps, self.newest, env_steps)
+        self.newest = env_steps
+        if self.stopped or not (is_due or is_last) or not math.isfinite(score):
             return
         self.trial.report(score, env_steps)
-        if not self.config.is_spent(env_steps) and self.trial.should_prune():
+        if not is_last and self.trial.should_prune():
             self.stopped = True
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
@@ -60,7 +66,7 @@ def train_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[],
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
-    reporter = Reporter(trial, config, stop_requested)
+    reporter = Reporter(trial, config, latest_meta(session_path(run_dir, 0)).get("logged_env_steps", 0))
     for job in unfinished_jobs(config, run_dir):
         train_job(
             job,
