@@ -55,7 +55,7 @@ class Algorithm(NamedTuple):
         prepare(state, apply, rollout, mean, config, key) -> state, samples, metrics
             Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
             the state, in which it may replace `extra` alone; the samples, any pytree of arrays [T, B, ...];
-            metrics. `extra` must be equal on all devices: compute it from `state`, `key`, `mean(x)` and
+            metrics. `extra` must be equal on all devices: compute it from `state`, `config`, `key`, `mean(x)` and
             `mean.moments(x)`. `key` is the same on all devices, so numbers drawn with the shape [T, B] repeat on
             each of them: draw here what is shared, and noise of single samples in `loss`, whose `batch.key`
             differs. `minibatches.apply_to_rollout` gives the outputs of the network for steps 0 to T.
@@ -65,8 +65,11 @@ class Algorithm(NamedTuple):
             samples are those of `prepare`, [N, ...]. The loss is float32 [].
 
         optimizer(config) -> optax.GradientTransformation
-            In every update, and for the first state. Any optimiser of optax. `config.learning_rate` is the rate
-            of this update, a traced number; an optimiser that keeps its rate in its state would not follow it.
+            In every update, and for the first state. `config.learning_rate` is the rate of this update, a traced
+            number. An optimiser of optax works if its `update` needs no more than gradients, state and
+            parameters, if it keeps no rate in its state (which would not follow `config.learning_rate`), and if
+            the parameters that it trains are also those to act with. docs/idea.md, "Another optimiser", names
+            some that do not work.
 
     `apply` is the network (`networks.Apply`). `config` is a `PPOConfig` as `resolved_options` returns it, `key` a
     random key, the same on all devices. Metrics are `Metrics`, and are logged.
@@ -135,6 +138,7 @@ def update(
     require(config.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
     # loss, and `epochs + 1` for `prepare`.
+    indices = draw_minibatches(key, rollout, config, shard)
     loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)
     prepare_key = jax.random.fold_in(key, config.epochs + 1)
     rollout = with_conventions(rollout, config)
@@ -175,7 +179,6 @@ def update(
         after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
         return after, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
-    indices = draw_minibatches(key, rollout, config, shard)
     if config.target_kl is None:
         trained, metrics = lax.scan(step, prepared, indices)
         metrics = jax.tree.map(jnp.mean, metrics)
@@ -324,13 +327,13 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
     """
     expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
     require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
-    *functions, coefficients = algorithm
-    for part, function in zip(("init", "prepare", "loss", "optimizer"), functions, strict=True):
+    for part in ("init", "prepare", "loss", "optimizer"):
+        function = getattr(algorithm, part)
         # Compiled updates are kept by their functions, which must be hashable for that.
         usable = callable(function) and isinstance(function, Hashable)
         require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
-    check_coefficients(coefficients, f"{ALGORITHMS.field} {name}: coefficients")
-    ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(coefficients)))
+    check_coefficients(algorithm.coefficients, f"{ALGORITHMS.field} {name}: coefficients")
+    ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(algorithm.coefficients)))
 
 
 def find_algorithm(name: str) -> Algorithm:

@@ -276,8 +276,8 @@ class PPOConfig:
     """Learn from auto-reset steps too, although the emulator ignores their actions."""
     minibatches: Literal["stratified", "uniform"] = "stratified"
     """`stratified`: each minibatch has equally many samples of each environment, if their number divides the
-    minibatch size, else of each block of environments; with a recurrent network, it has all steps of some
-    environments. `uniform`: any samples, which needs a single device."""
+    minibatch size, else of each block of environments. `uniform`: any samples, which needs a single device. With a
+    recurrent network, both draw environments, and a minibatch has all steps of each."""
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs.
     CleanRL asks the last minibatch of an epoch instead; SB3 stops within an epoch, at 1.5 times the value."""

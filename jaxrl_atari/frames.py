@@ -67,7 +67,9 @@ def as_images(frames: jax.Array) -> jax.Array:
 
 def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
     """Stacks of images, uint8 [N, 84, 84, 4], as `gather_stacks` returns them in a layout."""
-    return jnp.concatenate([layout.arrange(stacks[..., j]) for j in range(STACK)], axis=-1)
+    frames = [layout.arrange(stacks[..., j]) for j in range(STACK)]
+    arranged = jnp.stack(frames, axis=-2)  # not along the last axis: see `gather_stacks`
+    return arranged.reshape(*arranged.shape[:-2], -1)
 
 
 def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) -> jax.Array:

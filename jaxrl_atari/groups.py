@@ -30,7 +30,8 @@ def anchor_steps(env: EnvConfig) -> int:
 
     An anchor is a new seed, from which a game can be played again (`envs/record.py`). Seeding an emulator takes
     0.1 s, while all environments wait. With 16 environments that is 0.8% of the time at 1,200 SPS, and more on a
-    faster machine. With more environments the interval grows in proportion: 16 of them are seeded in 15,625 steps.
+    faster machine. The interval doubles at 32 environments, triples at 48, and so on, so that 16 to 31 of them are
+    seeded in 15,625 steps.
     """
     return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
 

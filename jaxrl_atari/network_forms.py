@@ -16,7 +16,8 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and else `plain`.
 
 Whether the module of `nature`, or a layer of it, was edited is found by a comparison of programs
-(`fast/programs.py`). After an edit the module itself runs, and `Network.advice` says what that costs.
+(`fast/programs.py`, which names the two kinds of edit that it misses). After an edit the module itself runs, and
+`Network.advice` says what that costs.
 """
 
 from functools import cache, partial
@@ -117,7 +118,7 @@ def _advice(module: nn.Module, is_nature: bool) -> str:
     layers = slow_convolutions(module)
     if layers:
         return (
-            f"{name}: the gradients of {', '.join(layers)} are 10 to 30 times slower on a CPU than those of"
+            f"{name}: the gradients of {', '.join(layers)} are many times slower on a CPU than those of"
             " jaxrl_atari.layers.Conv(..., for_cpu=self.for_cpu); see docs/idea.md, A network"
         )
     if is_nature:

@@ -11,9 +11,10 @@ to the device and one action back; frames are stored, stacked and turned into ac
     GroupRollout                one rollout of a group, while it is played
         Outcome                 on the host: what the emulators answer (rewards, ends of games)
         ActorState              on the device: what the policy sees and does; `act` takes it and returns the next
-    FinishedRollout             these two when the rollout is full, on the device
+    FinishedRollout             these two when the rollout is full, and the memory before step 0, on the device
     Rollout                     what `join_groups` makes of them, over all groups of a device
-    Collected                   the rollouts of all devices, and the games that ended: the result of `collect`
+    Collected                   the result of `collect`: one `Rollout` for each learner device of this process, and
+                                the games that ended, in all processes
 
 **Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
 turns: one steps its emulators while the policy acts for the other. Seeds and actions depend on the numbers of the

@@ -359,7 +359,7 @@ def open_session(
         outputs.message(f"device: {session.device_text()}")
         if meta:
             outputs.message(resume_text(meta, session.meta()))
-        del restored, arrays  # the learner and the evaluator have copies: 20 MB for `nature`
+        del restored, arrays  # the learner has a copy of the train state: 20 MB for `nature`
         if keep_dir is not None:
             keep_dir()
         yield session
@@ -377,7 +377,7 @@ def make_learner(
     arrays: dict[str, Any],
     say: Callable[[str], object],
 ) -> Learner:
-    """The learner that `config.overlap` selects. It copies the arrays; `say` receives advice on a slow network."""
+    """The learner that `config.overlap` selects. It copies the train state. `say` gets advice on slow networks."""
     if networks.learning.advice:
         say(networks.learning.advice)
     kind = Learner if config.overlap == "none" else OverlappedLearner

@@ -481,7 +481,7 @@ def test_a_loss_without_approx_kl_refuses_target_kl():
     ],
     ids=["adam", "sgd", "lamb", "muon", "rmsprop"],
 )
-def test_any_optimiser_of_optax_steps_downhill(optimizer):
+def test_optimisers_of_optax_step_downhill(optimizer):
     """The loss is that of the value alone; its targets do not change."""
     config = PPOConfig(**{**vars(CONFIG), "learning_rate": 1e-3, "entropy_coef": 0.0, "clip_value_loss": False})
 
@@ -497,6 +497,42 @@ def test_any_optimiser_of_optax_steps_downhill(optimizer):
     for _ in range(10):
         state, last = step(state, rollout, config, KEY)
     assert last["value_loss"] < 0.9 * first["value_loss"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (optax.lbfgs, "required keyword-only arguments: 'value'"),
+        (optax.polyak_sgd, "required keyword-only argument: 'value'"),
+        (lambda rate: optax.chain(optax.adam(rate), optax.contrib.reduce_on_plateau()), "argument: 'value'"),
+        (optax.contrib.sophia, "obj_fn must be provided"),
+        (lambda rate: optax.lookahead(optax.adam(rate), sync_period=5, slow_step_size=0.5), "no attribute 'fast'"),
+    ],
+    ids=["lbfgs", "polyak_sgd", "reduce_on_plateau", "sophia", "lookahead"],
+)
+def test_an_optimiser_that_needs_more_than_an_update_gives_it_is_an_error(optimizer, message):
+    """The first two rows of the table in docs/idea.md, "Another optimiser"."""
+    with pytest.raises((TypeError, ValueError, AttributeError), match=message):
+        updated(PPO._replace(optimizer=lambda config: optimizer(config.learning_rate)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("optimizer", "follows"),
+    [(optax.sgd, True), (optax.inject_hyperparams(optax.sgd), False)],
+    ids=["sgd", "injected"],
+)
+def test_a_rate_in_the_state_of_an_optimiser_does_not_follow_the_config(optimizer, follows):
+    """The third row of that table."""
+    algorithm = PPO._replace(optimizer=lambda config: optimizer(learning_rate=config.learning_rate))
+    params, network = make(FeedForward, Corridor.num_actions)
+    state = init_train_state(params, CONFIG, algorithm, KEY)
+    rollout = collected(network, params)
+    step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
+    other = dataclasses.replace(CONFIG, learning_rate=2 * CONFIG.learning_rate)
+    one, two = (step(state, rollout, config, KEY)[0].params for config in (CONFIG, other))
+    differs = any(np.any(x != y) for x, y in zip(*map(jax.tree.leaves, (one, two)), strict=True))
+    assert differs == follows
 
 
 # --- V-trace -----------------------------------------------------------------------------------------------------

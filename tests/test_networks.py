@@ -320,9 +320,7 @@ def test_an_edit_of_what_nature_computes_is_what_a_cpu_computes(edit, device_cla
     got = jax.eval_shape(network.apply, params, seen)
     assert got == jax.eval_shape(partial(apply_module, module), params, seen)
     slow = edit is not with_memory and "conv1" in params and params["conv1"]["kernel"].shape[-1] == 16
-    said = (
-        "the gradients of conv1 are 10 to 30 times slower" if slow else "or a layer of it was edited: on a CPU its"
-    )
+    said = "the gradients of conv1 are many times slower" if slow else "or a layer of it was edited: on a CPU its"
     assert said in network.advice
 
 
@@ -389,7 +387,7 @@ def test_a_network_of_the_users_has_gradients_for_cpus():
     assert "optimization_barrier" in program(fast)  # `layers.kernel_gradient`
     assert "optimization_barrier" not in program(slow)
     assert not fast.advice
-    assert "Without: the gradients of Conv_0 are 10 to 30 times slower" in slow.advice
+    assert "Without: the gradients of Conv_0 are many times slower" in slow.advice
     assert "for_cpu=self.for_cpu" in slow.advice
     # The advice is about CPUs.
     assert not make_network(NetworkConfig(name="without", conv="matmul"), ACTIONS, "gpu").advice
@@ -415,7 +413,7 @@ def test_the_advice_names_each_slow_layer_once_and_by_its_path():
             return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[..., 0]
 
     advice = registered("blocks", Blocks).advice
-    assert "the gradients of Conv_0, Block_0/Conv_0, Block_1/Conv_0 are 10 to 30 times slower" in advice
+    assert "the gradients of Conv_0, Block_0/Conv_0, Block_1/Conv_0 are many times slower" in advice
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,13 @@ This network is in the package three times:
     programs.Handwritten            layers, in a few lines       what cpu_conv.py computes; never edited
 
 `cpu_conv.py` runs where `network.conv` is `matmul`, or `auto` and only CPUs learn and act. Elsewhere
-`NatureActorCritic` itself runs, and after an edit it runs everywhere: when a network is made, it is compared with
-`Handwritten`, so that who edits it never trains something else.
+`NatureActorCritic` itself runs. After an edit, of the module or of a layer of it, the module runs everywhere: when
+a network is made, its program is compared with that of `Handwritten`. The comparison misses two kinds of edit,
+which `programs.py` names; one of them is an edit under `if self.for_cpu`.
 
-The gradients of `cpu_conv.py` are 1.2 times as fast in float32 as those of
-`layers.Conv`, and twice in bfloat16, because XLA computes bfloat16 convolutions by way of float32
-(benchmarks/NOTES.md, "The layer and the form by hand").
+The gradients of `cpu_conv.py` are 1.2 times as fast in float32 as those of `layers.Conv`, and twice as fast in
+bfloat16, because XLA computes bfloat16 convolutions by way of float32 (benchmarks/NOTES.md, "The layer and the
+form by hand").
 
 Read `programs.py` first, which is short. `cpu_conv.py` begins with the equations and small pictures of its data.
 

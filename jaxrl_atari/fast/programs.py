@@ -5,10 +5,11 @@ one, as of `layers.Conv`, changes the module and not `Handwritten`, and is found
 
 The number of samples is a symbol, so programs are compared for all numbers at once. A network that treats few
 samples and many differently is then not taken for the one by hand. A single sample, which broadcasts, is compared
-too. Two edits are not noticed:
+too. Two kinds of edit are not noticed, and `cpu_conv.py` still runs in place of the edited module:
 
 - a question for one other number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
-- an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false.
+- an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false. To
+  try such an edit, move it out of the branch.
 """
 
 from functools import partial
