@@ -305,6 +305,18 @@ def test_what_cannot_be_sent_to_processes_is_refused_before_a_directory_is_made(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.long
+def test_a_resume_is_refused_only_for_processes_that_it_would_start(tmp_path):
+    """Two sessions side by side are processes; one that is left trains here, and a finished run trains nothing."""
+    run_dir = tmp_path / "run"
+    config = dataclasses.replace(TINY, trial=TrialConfig(parallel=2))
+    run_training(dataclasses.replace(TINY, sessions=1), run_dir)
+    with pytest.raises(UserError, match="processes of their own"):
+        run_training(dataclasses.replace(config, sessions=3), run_dir, stop=lambda row: False)
+    assert run_training(config, run_dir, stop=lambda row: False).summary["complete"]
+    assert run_training(config, run_dir, stop=lambda row: False).summary["complete"]
+
+
 SCRIPT = """
 import dataclasses, multiprocessing, sys, small_sessions
 from test_trial import TINY, TrialConfig

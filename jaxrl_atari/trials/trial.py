@@ -20,7 +20,8 @@ from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run, resume_command
+from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run, resume_command, session_path
+from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
@@ -77,13 +78,16 @@ def run_training(
         )
     # What can be refused without starting JAX is refused before a run directory is made. If every session is
     # refused later, `claim_run_dir` removes the directory again.
-    _require_trainable(config, writers, stop)
+    check_names_and_minibatches(config)
+    wanted = None if run_dir is None else Path(run_dir).expanduser()
+    before = _config_to_resume(config, wanted)
+    left = config.sessions if wanted is None else _count_unfinished(config, wanted)
+    if left:
+        _require_trainable(config, left, writers, stop)
     env = config.env
     notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
     if env.resume_note:
         notes.append(f"note: {env.resume_note}")
-    wanted = None if run_dir is None else Path(run_dir).expanduser()
-    before = _config_to_resume(config, wanted)
     if config.devices.distributed:
         distributed.join_processes(config.devices, cancelled=interrupted)
     if not distributed.is_leader():
@@ -114,10 +118,14 @@ def run_training(
     return TrainingResult(directory, summary or {})
 
 
-def _require_trainable(config: Config, writers: Sequence[Writer], stop: Stop | None) -> None:
-    """Checks that this process can train the sessions of a trial. Raises `UserError` if not."""
-    check_names_and_minibatches(config)
-    if not plan_slots(config, config.sessions).needs_processes:
+def _count_unfinished(config: Config, run_dir: Path) -> int:
+    """The number of sessions that are left to train in a run directory, which may not exist yet."""
+    return sum(not is_finished(config, session_path(run_dir, session)) for session in range(config.sessions))
+
+
+def _require_trainable(config: Config, left: int, writers: Sequence[Writer], stop: Stop | None) -> None:
+    """Checks that this process can train the `left` sessions of a trial. Raises `UserError` if not."""
+    if not plan_slots(config, config.sessions, left).needs_processes:
         return
     check_processes(partial(train_job, writers=writers, close_writers=True, stop=stop))
     require(
