@@ -114,19 +114,6 @@ class EnvConfig:
         return "env.max_frames" if self.rules.max_frames else "the environment's time limit"
 
     @property
-    def records_games(self) -> bool:
-        """Whether the back end records its games, so that they continue after a resume and can be played again."""
-        return self.backend == "ale"
-
-    @property
-    def resume_note(self) -> str:
-        """What a resume lacks with a back end that does not record its games; empty for one that does."""
-        if self.records_games:
-            return ""
-        lacks = "new games at each resume, and no log of actions for `verify`"
-        return f"{lacks}: the back end {self.backend} records none"
-
-    @property
     def resolved_protocol(self) -> str:
         """The protocol in force as text: its name, and the rules that differ from it (`protocol_text`).
 
@@ -157,7 +144,7 @@ class EnvConfig:
                     hint="add --env.backend gymnasium",
                 )
             require(
-                self.anchor_steps == 0 or self.records_games,
+                self.anchor_steps == 0 or self.backend == "ale",
                 "env.anchor_steps",
                 self.anchor_steps,
                 expected=f"0 with env.backend = {self.backend}, where it does nothing",
@@ -530,6 +517,20 @@ class Config:
     def rollout_size(self) -> int:
         """Samples per rollout: T x B."""
         return self.ppo.rollout_length * self.env.num_envs
+
+    @property
+    def unrecorded_reason(self) -> str:
+        """Why games are not recorded; empty if they are: they continue after a resume, and can be played again."""
+        if self.env.backend != "ale":
+            return f"the back end {self.env.backend} records no games"
+        return "games are not recorded with devices.distributed" if self.devices.distributed else ""
+
+    @property
+    def resume_note(self) -> str:
+        """What a resume lacks if games are not recorded; empty if they are."""
+        if not self.unrecorded_reason:
+            return ""
+        return f"new games at each resume, and no log of actions for `verify`: {self.unrecorded_reason}"
 
     @property
     def num_minibatches(self) -> int:

@@ -58,14 +58,13 @@ def make_groups(
 
     def make(learner: jax.Device, actor: jax.Device, number: int, pools: ExitStack) -> EnvGroup:
         first_env = (placement.learner.index(learner) * per_device + number) * size
-        # Several processes keep no record: their games are not resumed (docs/resume.md).
         pool = make_pool(
             env.backend, env.game_name, size,
             seed=seed,
             first_env=first_env,
             num_threads=env.num_threads,
             rules=env.rules,
-            anchor_steps=anchor_steps(env) if env.records_games and jax.process_count() == 1 else 0,
+            anchor_steps=0 if config.unrecorded_reason else anchor_steps(env),
             first_step=first_step,
             gymnasium=env.gymnasium,
         )  # fmt: skip

@@ -70,10 +70,8 @@ def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
     before = config_from_dict(meta["config"])
     if changed := changed_fields(_without_extras(before).to_dict(), _without_extras(config).to_dict()):
         raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
-    if problem := games_problem(config.env, meta):
+    if problem := config.unrecorded_reason or games_problem(config.env, meta):
         raise UserError(f"{name}: its games cannot continue ({problem})")
-    if config.devices.distributed:
-        raise UserError(f"{name}: it was trained in several processes, and this command has one")
     return target
 
 

@@ -317,10 +317,8 @@ def verify_sessions(config: Config, options: Options) -> None:
         VerificationFailed: sessions differ. All others have been verified before, if they can be.
         UserError: no session differs, and some cannot be verified (`verify_session`); the run has no such session.
     """
-    if not config.env.records_games:
-        raise UserError(
-            f"{options.run_dir}: has no log of actions; the back end {config.env.backend} records no games"
-        )
+    if config.unrecorded_reason:
+        raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
     chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
     if not chosen:
         raise UserError(f"{options.run_dir}: has no session {options.sessions}")

@@ -61,6 +61,8 @@ def test_two_processes_learn_what_one_learns(tmp_path):
     assert "waiting for all 2 processes at 127.0.0.1:" in leader
     assert "waiting for all 2 processes at 127.0.0.1:" in follower
     assert "env_steps 1,0" in leader
+    note = "new games at each resume, and no log of actions for `verify`: games are not recorded with"
+    assert f"note: {note} devices.distributed" in leader
     assert "session 0" not in follower, "only process 0 logs"
     alone = python(*SMALL, "--run-dir", one, XLA_FLAGS="--xla_force_host_platform_device_count=2")
     assert alone.returncode == 0, alone.stderr

@@ -260,6 +260,14 @@ def test_what_cannot_be_trained_again(run_dir, tmp_path):
         retrain(run_dir, steps[-1])
     with pytest.raises(UserError, match=r"--retrain 7: no session has a checkpoint there"):
         retrain(run_dir, 7)
+    config = change(CONFIG, devices={"distributed": True}).to_dict()
+    edit_meta(run_dir / "session_0", steps[0], config=config)
+    digests = (run_dir / "session_0" / "digests.jsonl").read_bytes()
+    edit_digests(run_dir / "session_0", lambda line: line.update(config=config))
+    with pytest.raises(UserError, match=r"cannot continue \(games are not recorded with devices\.distributed"):
+        retrain(run_dir, steps[0])
+    (run_dir / "session_0" / "digests.jsonl").write_bytes(digests)
+    edit_meta(run_dir / "session_0", steps[0], config=CONFIG.to_dict())
     edit_meta(run_dir / "session_0", steps[0], items={})
     with pytest.raises(UserError, match="its games cannot continue"):
         retrain(run_dir, steps[0])

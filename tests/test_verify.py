@@ -255,3 +255,11 @@ def test_a_session_without_a_log_of_actions(run_dir, capsys):
     code, line = status(capsys, run_dir)
     assert code == 2
     assert "session_0: has no log of actions; `log.actions`" in line
+
+
+def test_a_distributed_run_has_no_log_of_actions(run_dir, capsys):
+    config = change(CONFIG, devices={"distributed": True})
+    write_json(run_dir / "config.json", {"config": config.to_dict()})
+    code, line = status(capsys, run_dir)
+    assert code == 2
+    assert "has no log of actions; games are not recorded with devices.distributed" in line

@@ -112,7 +112,7 @@ def read_actions(session_dir: Path) -> ActionLog:
         frame_crc[reached] = part["frame_crc"]
         parts.append(part)
     if not parts:
-        raise UserError(f"{session_dir}: has no log of actions; `log.actions` and the back end ale write one")
+        raise UserError(f"{session_dir}: has no log of actions; `log.actions` writes one")
     if len({part["actions"].shape[1] for part in parts}) > 1:
         raise UserError(
             f"{session_dir}: env.num_envs was changed by a resume; `verify` needs the same number throughout"

@@ -160,7 +160,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.resolved_gae_lambda,
-        "resume_note": config.env.resume_note,
+        "resume_note": config.resume_note,
         "return_ma_env_steps": RETURN_MA_ENV_STEPS,
         **today,
     }

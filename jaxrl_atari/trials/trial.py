@@ -86,8 +86,8 @@ def run_training(
         _require_trainable(config, left, writers, stop)
     env = config.env
     notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
-    if env.resume_note:
-        notes.append(f"note: {env.resume_note}")
+    if config.resume_note:
+        notes.append(f"note: {config.resume_note}")
     if config.devices.distributed:
         distributed.join_processes(config.devices, cancelled=interrupted)
     if not distributed.is_leader():
