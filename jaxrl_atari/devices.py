@@ -5,7 +5,6 @@ JAX starts, and `data_parallel.py` runs the update on the learner's devices. The
 `python -m jaxrl_atari.devices` starts at the end of this file; `device_report.py` has what it prints.
 """
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -135,9 +134,7 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 # --- The command -------------------------------------------------------------------------------------------------
 
 if __name__ == "__main__":
-    # The report has a file of its own, because sessions import this one: it reads a command line and imports the
-    # whole update. It is given this module under its usual name, so that it does not import a second copy.
-    sys.modules.setdefault("jaxrl_atari.devices", sys.modules["__main__"])
+    # The report has a file of its own, because it imports the whole update, and sessions import this file.
     from jaxrl_atari import device_report
 
     device_report.run()

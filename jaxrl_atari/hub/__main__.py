@@ -82,7 +82,7 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise
     except Exception as error:  # an unusable proxy, certificate or URL may raise any type
         if isinstance(error, OSError) and error.filename is not None:  # a file or folder of this machine
-            raise UserError(f"{error.filename}: {error.strerror}") from error
+            raise UserError(f"{error.filename}: {error.strerror or error}") from error
         where = f"{repo_id} at {api.endpoint}"
         in_force = [name for name in os.environ if name.upper() in VARIABLES]
         if in_force:

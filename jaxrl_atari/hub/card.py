@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.report.evaluations import evaluations, is_verified
-from jaxrl_atari.report.summary import Run, trial_summary
+from jaxrl_atari.report.evaluations import evaluations
+from jaxrl_atari.report.summary import Run, is_verified, trial_summary
 from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, score_text, sessions_text
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 

@@ -6,8 +6,6 @@ from typing import Any, TypedDict
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.files import read_json, read_result
-from jaxrl_atari.runs.layout import VERIFIED_FILE
-from jaxrl_atari.runs.reading import Table
 
 GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
 """Template of the page of a game. A report embeds only pages that have the script of this template."""
@@ -62,8 +60,11 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "std": (int, float),
     "compute_dtype": (str,),
     "sessions": (list,),
+    "session_means": (list,),
+    "returns": (list,),
+    "truncated": (list,),
 }
-"""Values of a result that reports, cards and exports show, if it has them -> their types."""
+"""Values that are shown of a result, if it has them -> their types. All lists but `sessions` are of numbers."""
 
 
 def evaluations(directory: Path) -> list[dict[str, Any]]:
@@ -78,31 +79,15 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     found = []
     for path in directory.glob("evaluation*.json"):
         result = read_result(path, mean=float, episodes=int)
-        for name, kinds in _KINDS.items():
+        env_steps = (list,) if "sessions" in result else (int,)
+        for name, kinds in (_KINDS | {"env_steps": env_steps}).items():
             value = result.get(name)
-            if value is not None and not isinstance(value, kinds):
+            numbers = value if isinstance(value, list) and name != "sessions" else []
+            is_sound = value is None or isinstance(value, kinds)
+            if not is_sound or not all(isinstance(number, int | float) for number in numbers):
                 raise UserError(f"{path}: {name} is {value!r:.40}; restore the file from a copy, or move it away")
-        lists = ["session_means", "returns", "truncated"]
-        if "sessions" in result:  # of all sessions
-            lists.append("env_steps")
-        for name in lists:
-            values = result.get(name, [])
-            if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
-                raise UserError(f"{path}: {name} is not a list of numbers; restore it from a copy")
         found.append(result | {"file": path})
     return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
-
-
-def is_verified(session_dir: Path, table: Table) -> bool:
-    """Whether `verify` has recomputed every row of a session's metrics.
-
-    A session may be verified while it trains, and then has rows that are not. A verified.json that cannot be read
-    verifies nothing.
-    """
-    try:
-        return read_result(session_dir / VERIFIED_FILE, rows=int)["rows"] >= len(table["env_steps"])
-    except (UserError, OSError):
-        return False
 
 
 def written_at(file: Path) -> float:

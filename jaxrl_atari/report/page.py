@@ -147,6 +147,7 @@ def _update_run_graphs(run: Run) -> list[Path]:
 def _run_values(run_dir: Path) -> dict[str, Any]:
     """The values of run.html. Outdated graphs are drawn."""
     run = read_run(run_dir)
+    graphs = _update_run_graphs(run)
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
     video = max(videos, key=written_at, default=None)
     verified = {}
@@ -158,7 +159,7 @@ def _run_values(run_dir: Path) -> dict[str, Any]:
         "run": run,
         "summary": trial_summary(run),
         "mean_env_steps": float(np.mean([table["env_steps"][-1] for table in run.tables.values()])),
-        "graphs": _update_run_graphs(run),
+        "graphs": graphs,
         "evaluations": [
             evaluation for directory in (run_dir, *run.tables) for evaluation in evaluations(directory)
         ],
@@ -213,13 +214,15 @@ def _suite_values(suite_dir: Path) -> dict[str, Any]:
     suite = read_suite(suite_dir)
     written = suite_dir / RESULTS_FILE
     table = result_values(suite, read_result(written, failures=dict)["failures"] if written.is_file() else {})
+    links = _write_runs(suite_dir, suite.runs)
+    graphs = _update_suite_graphs(suite, table["aggregates"])
     return _settings(suite.config, suite.description) | {
         "games": text_rows(table["games"]),
         "explanation": EXPLANATION.replace("`", ""),
-        "links": _write_runs(suite_dir, suite.runs),
+        "links": links,
         "aggregates": statistics_rows(table["aggregates"], "complete games"),
         "intervals": [*missing_intervals(table["aggregates"]), INTERVALS],
-        "graphs": _update_suite_graphs(suite, table["aggregates"]),
+        "graphs": graphs,
     }
 
 
@@ -232,9 +235,10 @@ def _search_values(search_dir: Path) -> dict[str, Any]:
     study = read_study(search_dir)
     if study is not None:
         update_graphs(study, directory)
+    links = _write_runs(search_dir, [f"trial_{number}" for number, *_ in trials[1:]])
     return _settings(config, description) | {
         "trials": trials,
-        "links": _write_runs(search_dir, [f"trial_{number}" for number, *_ in trials[1:]]),
+        "links": links,
         "graphs": sorted(directory.glob("*.svg")),
         "search": search_facts(description.get("search")),
     }

@@ -11,6 +11,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.dialects import dialect_text
 from jaxrl_atari.envs.games import Game, game_under
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
     align_sessions,
@@ -25,8 +26,8 @@ from jaxrl_atari.report.metrics import (
 )
 from jaxrl_atari.report.statistics import score_interval
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.files import read_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
+from jaxrl_atari.runs.files import read_json, read_result
+from jaxrl_atari.runs.layout import CONFIG_FILE, VERIFIED_FILE, session_number
 from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
 
 
@@ -94,6 +95,18 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
         description=read_json(run_dir / CONFIG_FILE),
         stopped={name: ended for name, ended in ends.items() if ended is not None},
     )
+
+
+def is_verified(session_dir: Path, table: Table) -> bool:
+    """Whether `verify` has recomputed every row of a session's metrics.
+
+    A session may be verified while it trains, and then has rows that are not. A verified.json that cannot be read
+    verifies nothing.
+    """
+    try:
+        return read_result(session_dir / VERIFIED_FILE, rows=int)["rows"] >= len(table["env_steps"])
+    except (UserError, OSError):
+        return False
 
 
 class Members(NamedTuple):

@@ -4,16 +4,13 @@ A `summary` is that of a trial (`summary.TrialSummary`).
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import SESSION_METRICS, TABLE_SCALES
 from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
-
-if TYPE_CHECKING:
-    from jaxrl_atari.report.summary import TrialSummary
+from jaxrl_atari.report.summary import TrialSummary
 
 
 def score_text(value: float | None) -> str:
@@ -46,7 +43,7 @@ def interval_text(scores: Sequence[float]) -> str:
     return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""
 
 
-def left_out_text(summary: "TrialSummary") -> str:
+def left_out_text(summary: TrialSummary) -> str:
     """The sessions left out and why, and where unfinished ones are compared; empty if all have finished."""
     parts = []
     if summary["left_out"]:
@@ -59,14 +56,14 @@ def left_out_text(summary: "TrialSummary") -> str:
     return "; ".join(parts)
 
 
-def sessions_text(summary: "TrialSummary") -> str:
+def sessions_text(summary: TrialSummary) -> str:
     """The number of sessions that count, as text: `4 sessions`, or `3 of 4 sessions` if one is left out."""
     members = len(summary["sessions"])
     every = members + len(summary["left_out"])
     return counted(members, "session") if members == every else f"{members} of {counted(every, 'session')}"
 
 
-def own_settings(summary: "TrialSummary") -> str:
+def own_settings(summary: TrialSummary) -> str:
     """The settings of a run as they are shown beside reference scores, which may have been made with others.
 
     An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
@@ -75,7 +72,7 @@ def own_settings(summary: "TrialSummary") -> str:
     return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:.2f}, dialect {summary['dialect']}"
 
 
-def reference_rows(summary: "TrialSummary") -> list[list[str]]:
+def reference_rows(summary: TrialSummary) -> list[list[str]]:
     """Rows (source, score): the run's own score, the reference scores, and the run's normalised scores.
 
     A source names its protocol, env steps and lambda, so that readers see the differences. Empty without
@@ -96,7 +93,7 @@ def reference_rows(summary: "TrialSummary") -> list[list[str]]:
     return rows + [[formula, score_text(value)] for formula, value in normalised.items() if value is not None]
 
 
-def metric_rows(summary: "TrialSummary") -> list[list[str]]:
+def metric_rows(summary: TrialSummary) -> list[list[str]]:
     """The table of the known metrics, the score first.
 
     The header is followed by rows with a title, mean and std over the sessions, and the value of each session.
@@ -125,7 +122,7 @@ def markdown_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def summary_table(summary: "TrialSummary") -> str:
+def summary_table(summary: TrialSummary) -> str:
     """The text printed at the end of a trial: the table of metrics, notes, and reference scores."""
     budget = f"{summary['planned_env_steps']:,} env steps each"
     settings = f"protocol {summary['protocol']}, {sessions_text(summary)}, {budget}"
