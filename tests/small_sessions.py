@@ -127,6 +127,7 @@ def main():
     jobs = [Job(None, folder, number, description={}, position=number) for number in range(3 if full else 2)]
 
     def on_end(job, failure):
+        (folder / "full").unlink()
         raise OSError(28, "No space left on device")
 
     def train():

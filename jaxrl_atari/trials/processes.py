@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -101,7 +101,7 @@ def run_processes(
     """
     processes = _Processes(jobs, train, slots, parallel)
     stopping = False
-    with StopRequest(quick=False, answer=STOPPING) as stop:
+    with StopRequest(quick=False, answer=STOPPING) as stop, processes.killed_by_ctrl_c():
         try:
             while processes.waiting or processes.running:
                 if stop.requested and not stopping:
@@ -114,9 +114,6 @@ def run_processes(
                     failure = child.failure_at_end(stopping)
                     if failure or child.process.exitcode == 0:
                         on_end(child.job, failure)
-        except KeyboardInterrupt:
-            processes.kill()
-            raise
         except Exception:  # for example from `on_end`; first, the sessions write their last checkpoints
             processes.stop()
             while processes.running:
@@ -186,10 +183,15 @@ class _Processes:
         for child in self.running:
             child.process.terminate()
 
-    def kill(self) -> None:
-        """Ends all processes at once."""
-        for child in self.running:
-            child.process.kill()
+    @contextlib.contextmanager
+    def killed_by_ctrl_c(self) -> Iterator[None]:
+        """Kills all processes if a `KeyboardInterrupt` ends the block."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            for child in self.running:
+                child.process.kill()
+            raise
 
 
 class _Child:

@@ -132,6 +132,23 @@ def test_sessions_save_when_their_parent_fails(family, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("saved *")) == ["saved 1", "saved 2"]
 
 
+def test_a_second_ctrl_c_ends_the_sessions_of_a_parent_that_fails_at_once(family, tmp_path):
+    for name in ("full", "deaf"):
+        (tmp_path / name).touch()
+    parent, children = family()
+    end = time.monotonic() + 60
+    while (tmp_path / "full").exists():  # until its error, after which it waits for the sessions
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    for _ in range(2):
+        time.sleep(0.5)
+        parent.send_signal(signal.SIGINT)
+    parent.communicate(timeout=60)
+    assert parent.returncode == INTERRUPTED
+    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not [*tmp_path.glob("saved *")]
+
+
 def test_two_writers_to_a_pipe_that_nobody_reads(family, tmp_path):
     """As `| head -1`: both sessions write on, and a signal still reaches them through their parent."""
     read, write = os.pipe()
