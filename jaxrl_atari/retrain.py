@@ -68,7 +68,7 @@ def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
         raise UserError(f"{name}: no later checkpoint was written; there are: {kept}; choose one before the last")
     config = config_from_dict(target.config)
     before = config_from_dict(meta["config"])
-    if changed := changed_fields(_without_extras(before).to_dict(), _without_extras(config).to_dict()):
+    if changed := changed_fields(_decides_bits(before), _decides_bits(config)):
         raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
     if problem := config.unrecorded_reason or games_problem(config.env, meta):
         raise UserError(f"{name}: its games cannot continue ({problem})")
@@ -126,6 +126,14 @@ def _without_extras(config: Config) -> Config:
         evaluation=plain.evaluation,
         log=log,
     )
+
+
+def _decides_bits(config: Config) -> dict[str, Any]:
+    """A config as nested dicts, with the defaults of the options that decide no bits of a session."""
+    plain = _without_extras(config)
+    env = replace(plain.env, num_threads=0)
+    devices = replace(plain.devices, evaluator=False, memory_fraction=None, check=False)
+    return replace(plain, env=env, devices=devices).to_dict()
 
 
 def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: dict[str, Any]) -> None:

@@ -195,7 +195,7 @@ def test_other_bits_from_code_of_the_user_are_no_accusation(kept, beside, words,
 
 
 def test_a_resume_that_changed_what_decides_no_bits(run_dir, capsys):
-    """Log, evaluations, name and number of sessions; another discount decides bits."""
+    """Log, evaluations, name, number of sessions, threads of the emulators; another discount decides bits."""
     session_dir = run_dir / "session_0"
     start = Checkpoints(session_dir).env_steps()[0]
 
@@ -203,6 +203,8 @@ def test_a_resume_that_changed_what_decides_no_bits(run_dir, capsys):
         line["config"].update(name="other", sessions=4, output_dir="elsewhere")
         line["config"]["log"].update(wandb=True, every_env_steps=64)
         line["config"]["evaluation"].update(every_env_steps=64)
+        line["config"]["env"].update(num_threads=2)
+        line["config"]["devices"].update(evaluator="learner", memory_fraction=0.5, check=True)
 
     edit_digests(session_dir, resumed)
     retrain(run_dir, start)
