@@ -6,6 +6,9 @@ import sys
 import pytest
 
 from jaxrl_atari.cli.signals import StopRequest
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.trials import sessions
+from jaxrl_atari.trials.launch import Job
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
@@ -71,6 +74,20 @@ def test_a_signal_is_answered_after_a_compiled_function(training, output, error)
         assert process.stdout.readline() == "compiling\n"
         process.terminate()
         assert (*process.communicate(timeout=60), process.returncode) == (output, error, 130)
+
+
+def test_a_process_of_several_promises_no_update_before_its_first_one(tmp_path, monkeypatch, capfd):
+    """With `devices.distributed`: all processes end together, perhaps while they start."""
+
+    def run_session(*_, stop_requested, **options):
+        signal.raise_signal(signal.SIGTERM)
+        assert stop_requested()
+
+    monkeypatch.setattr(sessions, "run_session", run_session)
+    config = Config(devices=DevicesConfig(distributed=True))
+    sessions.train_job(Job(config, tmp_path, 0, description={}, position=0))
+    said = capfd.readouterr().out
+    assert said.startswith("session 0  stopping: each session that has trained writes a last checkpoint")
 
 
 CLOSED = """

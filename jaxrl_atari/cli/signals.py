@@ -51,8 +51,8 @@ class StopRequest:
 
     Args:
         label: precedes the line, such as `session 0`.
-        quick: False for a process that others would wait for; it trains on until its first update.
-        answer: the line that answers the first signal.
+        quick: False for a process that others would wait for. It ends where they do, maybe without an update.
+        answer: the line that answers the first signal. It must hold before the first update too unless `quick`.
     """
 
     def __init__(

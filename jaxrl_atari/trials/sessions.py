@@ -18,7 +18,7 @@ from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.traced_options import TRACED_OPTIONS
-from jaxrl_atari.trials.launch import Job
+from jaxrl_atari.trials.launch import STOPPING, Job
 
 Stop = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
@@ -99,8 +99,11 @@ def train_job(
         if close_writers:
             for writer in writers:
                 exits.callback(writer.close)
-        quick = not config.devices.distributed
-        signals = exits.enter_context(StopRequest(job.name, quick))
+        if config.devices.distributed:  # its processes end together, perhaps before their first update
+            request = StopRequest(job.name, quick=False, answer=STOPPING)
+        else:
+            request = StopRequest(job.name)
+        signals = exits.enter_context(request)
 
         def after_first_update() -> None:
             signals.training = True
