@@ -249,7 +249,9 @@ def test_memory_fractions(monkeypatch):
     assert memory_fraction(DevicesConfig()) is None
     assert [memory_fraction(DevicesConfig(), sharing=n) for n in (2, 3)] == [0.45, 0.3]
     assert memory_fraction(DevicesConfig(memory_fraction=0.4), sharing=2) == 0.4
-    with pytest.raises(ConfigError, match=r"devices.memory_fraction = 0.6: expected at most 1/2, as 2 processes"):
+    with pytest.raises(
+        ConfigError, match=r"devices.memory_fraction = 0.6: .* as 2 .*; lower it, or lower trial.parallel"
+    ):
         memory_fraction(DevicesConfig(memory_fraction=0.6), sharing=2)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.3")
     assert memory_fraction(DevicesConfig(), sharing=2) is None  # the user's own fraction stays in force

@@ -317,6 +317,18 @@ def test_the_config_of_a_trial_follows_its_share(gpu, share):
     assert config.devices.gpu == ("auto" if gpu else False)
 
 
+def test_a_share_that_is_too_small_is_refused_with_what_helps_on_a_cluster():
+    for config, words in (
+        (Config(), "sessions on a GPU = 200: .*; raise resources.gpu"),
+        (
+            Config(devices=DevicesConfig(memory_fraction=0.1)),
+            "devices.memory_fraction = 0.1: .*; lower it, or raise",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            MachineShare(0.005, 1).configure(config)
+
+
 def test_resources():
     def split(gpu, cpu, *machines, option="auto"):
         return tuple(allot(ResourcesConfig(gpu, cpu), machines, DevicesConfig(gpu=option)))

@@ -26,7 +26,9 @@ NO_MEMORY = re.compile(
 """Matches XLA's errors when JAX's own pool, another process or a library has left no memory."""
 
 
-def memory_fraction(devices: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
+def memory_fraction(
+    devices: DevicesConfig, sharing: int = 1, total: int = 0, advice: str = "lower trial.parallel"
+) -> float | None:
     """The fraction of a GPU's memory that each process reserves, where one or several use the GPU.
 
     `devices.memory_fraction` sets it. Otherwise, processes that share a GPU reserve at most 90% together, and
@@ -35,6 +37,7 @@ def memory_fraction(devices: DevicesConfig, sharing: int = 1, total: int = 0) ->
     Args:
         sharing: number of processes on the GPU.
         total: memory of the GPU in bytes; 0 if it is unknown.
+        advice: what makes fewer processes share the GPU, for the errors.
 
     Returns:
         The fraction. None: JAX's default (75%), or what the user has set in the environment.
@@ -45,16 +48,15 @@ def memory_fraction(devices: DevicesConfig, sharing: int = 1, total: int = 0) ->
     fraction = devices.memory_fraction
     if fraction is not None:
         expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
-        require(
-            fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, "lower it, or trial.parallel"
-        )
+        hint = f"lower it, or {advice}"
+        require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, hint)
         return fraction
     if sharing == 1 or {FRACTION, OLD_FRACTION} & os.environ.keys():
         return None
     fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
     of_memory = f"{total / 2**30:.0f} GiB" if total else "the GPU's memory"
     expected = f"fewer: each takes 0.8 GiB of {of_memory} beside the memory that JAX reserves"
-    require(fraction >= 0.01, "sessions on a GPU", sharing, expected, "lower trial.parallel")
+    require(fraction >= 0.01, "sessions on a GPU", sharing, expected, advice)
     return round(fraction, 4)
 
 
@@ -86,6 +88,6 @@ def out_of_memory_advice(minibatch_size: int, num_envs: int) -> Iterator[None]:
             raise
         raise UserError(
             f"out of device memory ({str(error)[:160]}); lower ppo.minibatch_size = {minibatch_size} or"
-            f" env.num_envs = {num_envs}, or trial.parallel where sessions share a GPU,"
-            " and use --resume"
+            f" env.num_envs = {num_envs}, or where sessions share a GPU, lower trial.parallel (on a Ray cluster,"
+            " raise resources.gpu), and use --resume"
         ) from error

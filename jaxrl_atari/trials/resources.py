@@ -49,7 +49,8 @@ class MachineShare(NamedTuple):
         if self.gpu:
             sharing = int(1 / min(self.gpu, 1))  # tasks on a GPU
             memory = min((gpu.memory for gpu in visible_gpus().gpus), default=0)
-            devices = replace(config.devices, memory_fraction=memory_fraction(config.devices, sharing, memory))
+            fraction = memory_fraction(config.devices, sharing, memory, advice="raise resources.gpu")
+            devices = replace(config.devices, memory_fraction=fraction)
         else:
             devices = replace(config.devices, gpu=False)
         threads = 0 if config.env.backend == "gymnasium" else config.env.num_threads or self.cpu
