@@ -3,7 +3,8 @@
 `collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment
 to the device and one action back; frames are stored, stacked and turned into actions on the device.
 
-**Records.** The file reads from the top: the loop, then what it calls, on the host and on the device.
+**Records.** The file reads from the top: first the loop, then what it calls on the host, then what runs on the
+device. They work on these classes and records:
 
     EnvGroup                    emulators that step together; it lasts as long as the session
         newest, episodes        on the host: their newest step, and counts of the games in progress
@@ -17,10 +18,12 @@ to the device and one action back; frames are stored, stacked and turned into ac
                                 the games that ended, in all processes
 
 **Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
-turns: one steps its emulators while the policy acts for the other. Seeds and actions depend on the numbers of the
-environments alone, so the number of devices and groups does not change what is played, beyond the rounding of the
-parameters and of the network's outputs: these can round otherwise in a batch of another size. Several processes
-differ: they keep no record of their games, so their environments never get the new seeds of anchors (`groups.py`).
+turns: one steps its emulators while the policy acts for the other. The seed of an environment's games and the
+keys of its actions depend only on its number. So the number of devices and groups does not change what is played,
+except through rounding: parameters, and outputs of the network, can round differently in batches of another size.
+
+Several processes do play other games than a single one: they keep no record of their games, and so no anchors,
+at which an environment gets a new seed (`groups.py`).
 
 **Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
 steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:
@@ -65,8 +68,8 @@ class Collected(NamedTuple):
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # over all processes; auto-reset steps do not count
     games: list[FinishedGame]  # over all processes, by step, then by environment
-    waiting_seconds: float  # for the emulators, since the first actions
-    policy_seconds: float  # the rest of the time since then
+    waiting_seconds: float  # spent waiting for the emulators, after the first actions were sent
+    policy_seconds: float  # the rest of the time after that
 
 
 def collect(
@@ -85,15 +88,15 @@ def collect(
         [group.new_rollout(key, device_params) for group in on_device]
         for on_device, device_params in zip(groups, params, strict=True)
     ]
-    # In one turn each device plays one of its groups: first the first ones, then the second ones, and so on.
+    # A turn is one group of each device: the first groups take the first turn, the second groups the next.
     turns = list(zip(*by_device, strict=True))
     games: list[FinishedGame] = []
     first_actions_sent = 0.0  # the time
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
     for t in range(length + 1):
         for turn in turns:
-            # Receiving alternates with starting, so the policy of one device runs while the emulators of the next
-            # one are waited for. All policies have been started before the first actions are waited for.
+            # Receive and start one device after the other: the policy of one runs while the host waits for the
+            # emulators of the next. The host waits for actions only when all policies have been started.
             for rollout in turn:
                 if t > 0:
                     games += rollout.receive(t - 1)
@@ -101,7 +104,7 @@ def collect(
             if t < length:  # the actions of step T are not sent: the next rollout draws its own
                 for rollout in turn:
                     rollout.send()
-        if t == 0:  # the first actions have waited for the update
+        if t == 0:  # the clock starts here, because the first actions also wait for the update
             first_actions_sent = time.perf_counter()
     all_rollouts = list(itertools.chain(*by_device))
     waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
@@ -191,7 +194,7 @@ class EnvGroup:
         self.past = jax.device_put(past, self.device)
 
     def new_rollout(self, key: jax.Array, params: Any) -> GroupRollout:
-        """A rollout before its step 0. It is finished before the next one begins.
+        """Begins a rollout, which must be finished before the next one begins.
 
         Args:
             key: the source of its actions.
@@ -304,7 +307,7 @@ class GroupRollout:
     def finish(self) -> FinishedRollout:
         """Ends the rollout, which is full. The group keeps what the next one starts from."""
         group, state = self.group, self._state
-        del self._state  # its memory is free once `join_groups` has made a `Rollout` of it
+        del self._state  # so that its memory is freed once `join_groups` has made a `Rollout` of it
         finished = FinishedRollout(state, jax.device_put(self.outcome, group.device), group.past.carry)
         group.past = past_of(state)
         return finished
@@ -377,7 +380,7 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
         key: the source of its actions.
         env_index: int32 [B], the environments' numbers in the session.
     """
-    # `act` donates the state, so no array of it may be an input of this function, or occur twice.
+    # `act` donates the state, so each of its arrays must be new: none of the inputs, and no array twice.
     last_age, env_index, key = jax.tree.map(jnp.copy, (past.age, env_index, key))
     carry_before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(2))
     per_step = (rollout_length + 1, len(past.age))

@@ -19,6 +19,7 @@ from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import describe, field_values, other_versions, read_config
 from jaxrl_atari.runs.reading import read_metrics
+from jaxrl_atari.suite.sweep import read_plan
 
 pytestmark = pytest.mark.long
 CONFIG = Config(name="fuzzed", env=EnvConfig(game="Qbert"))
@@ -110,6 +111,14 @@ def test_the_resumes_in_config_json(data, tmp_path):
     assert all(isinstance(version, str) for version in other_versions(tmp_path, "ale-py"))
     kept = describe(CONFIG, tmp_path)["resumed"][:-1]
     assert json.dumps(kept) == json.dumps(resumed if isinstance(resumed, list) else [])
+
+
+@fuzz
+@given(content=hostile_files({"games": ["Pong", "Qbert"], "vary": {"ppo.epochs": [2, 4]}} | describe(CONFIG)))
+@example(content=DEEP)
+def test_sweep_json(content, tmp_path):
+    (tmp_path / "sweep.json").write_bytes(content)
+    one_line_or_result(read_plan, tmp_path)
 
 
 @pytest.mark.parametrize(
