@@ -40,11 +40,11 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         stored = read_config(run_dir)
         sources.say_kept(config.to_dict(), stored.to_dict())
     options = parse(Options, arguments, "train", Options(full_config=stored or config), stored)
-    check_processes(options.full_config.devices, stored.devices if stored else DevicesConfig())
+    check_distributed_options(options.full_config.devices, stored.devices if stored else DevicesConfig())
     return options
 
 
-def check_processes(devices: DevicesConfig, before: DevicesConfig) -> None:
+def check_distributed_options(devices: DevicesConfig, before: DevicesConfig) -> None:
     """Refuses options of `devices.distributed` without it, with which each process would train a run of its own.
 
     Args:

@@ -43,7 +43,7 @@ def in_session_process() -> bool:
     return multiprocessing.current_process().name.startswith("session ")
 
 
-def check_processes(train: Train) -> None:
+def require_can_start_processes(train: Train) -> None:
     """Checks that this process can start processes that train.
 
     Raises:

@@ -25,7 +25,7 @@ from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
-from jaxrl_atari.trials.processes import check_processes, in_session_process, run_processes
+from jaxrl_atari.trials.processes import in_session_process, require_can_start_processes, run_processes
 from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs
 from jaxrl_atari.trials.slots import plan_slots
 
@@ -127,7 +127,7 @@ def _require_trainable(config: Config, left: int, writers: Sequence[Writer], sto
     """Checks that this process can train the `left` sessions of a trial. Raises `UserError` if not."""
     if not plan_slots(config, config.sessions, left).needs_processes:
         return
-    check_processes(partial(train_job, writers=writers, close_writers=True, stop=stop))
+    require_can_start_processes(partial(train_job, writers=writers, close_writers=True, stop=stop))
     require(
         config.env.vectorization_mode == "sync",
         "env.vectorization_mode",
