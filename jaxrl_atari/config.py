@@ -143,12 +143,6 @@ class EnvConfig:
                     expected=f"{usual!r} with env.backend = {self.backend}",
                     hint="add --env.backend gymnasium",
                 )
-            require(
-                self.anchor_steps == 0 or self.backend == "ale",
-                "env.anchor_steps",
-                self.anchor_steps,
-                expected=f"0 with env.backend = {self.backend}, where it does nothing",
-            )
         if self.atari_game is not None:
             implied = parse_game(self.game)[1]
             require(

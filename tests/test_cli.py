@@ -19,7 +19,7 @@ from user_commands import ROOT, run_here, skip_without_extra
 from jaxrl_atari import cli, output, train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.signals import StopRequest
-from jaxrl_atari.config import EnvConfig, PPOConfig
+from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.output import say, tracked
 from jaxrl_atari.runs.description import describe
@@ -434,6 +434,18 @@ def test_options_of_several_processes_need_their_switch(option, tmp_path):
     write_json(tmp_path / "config.json", {"config": config.to_dict()})
     alone = train.parse_options(["--resume", str(tmp_path), "--devices.no-distributed"])  # docs/placement.md
     assert not alone.full_config.devices.distributed
+
+
+def test_anchor_steps_need_a_back_end_that_records_games_and_stored_runs_may_have_them(tmp_path):
+    given = ["--env.backend", "envpool", "--env.anchor-steps", "100"]
+    message = r"^env\.anchor_steps = 100: expected 0 with env\.backend = envpool, where it does nothing$"
+    with pytest.raises(ConfigError, match=message):
+        train.parse_options(given)
+    stored = Config(env=EnvConfig(backend="envpool", anchor_steps=100))
+    write_json(tmp_path / "config.json", {"config": stored.to_dict()})
+    assert train.parse_options(["--resume", str(tmp_path)]).full_config == stored
+    with pytest.raises(ConfigError, match=r"^env\.anchor_steps = 50: expected 0"):
+        train.parse_options(["--resume", str(tmp_path), "--env.anchor-steps", "50"])
 
 
 def test_a_config_file_may_import_its_neighbour_from_any_folder(tmp_path, monkeypatch):

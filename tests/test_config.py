@@ -139,10 +139,6 @@ def env(**options):
             env(backend="envpool", protocol="machado"),
             r"env\.noop_max = 0: expected at least 1 with .*envpool; ale",
         ),
-        (
-            lambda: Config(env=EnvConfig(backend="envpool", anchor_steps=100)),
-            r"env\.anchor_steps = 100: expected 0 with env\.backend = envpool, where it does nothing",
-        ),
         (ppo(minibatch_size=1), r"ppo\.minibatch_size = 1: expected at least 2 with .*; .* is always 0"),
         (lambda: Config(total_env_steps=100), r"total_env_steps = 100: expected at least one rollout of 2048"),
         (lambda: Config(seed=2**31 - 1, sessions=2), r"seed = 2147483647: expected at most .* - sessions"),

@@ -44,11 +44,14 @@ QUICK = ["--gpu", "false", "--num-envs", "2", "--episodes"]
 
 
 def train(run_dir):
-    """A run of Qbert: two sessions with a log point and a checkpoint every 256 env steps, 60 env steps a game."""
+    """A run of Qbert: two sessions with a log point and a checkpoint every 256 env steps, 60 env steps a game.
+
+    It has `anchor_steps`, which only the back end ale takes.
+    """
     config = Config(
         sessions=2,
         total_env_steps=1024,
-        env=EnvConfig(game="Qbert", num_envs=4, num_threads=1, max_frames=240),
+        env=EnvConfig(game="Qbert", num_envs=4, num_threads=1, max_frames=240, anchor_steps=100),
         ppo=PPOConfig(rollout_length=64, minibatch_size=64, epochs=1),
         devices=DevicesConfig(gpu=False),
         log=LogConfig(every_env_steps=256, checkpoint_every_env_steps=256, graphs=False),
@@ -533,6 +536,11 @@ def test_another_back_end_than_that_of_training(own_run):
     main([str(own_run), *QUICK, "1", "--session", "0", "--backend", "envpool"])
     (path,) = own_run.rglob("evaluation_*.json")
     assert json.loads(path.read_text())["backend"] == "envpool"
+
+
+def test_a_policy_of_another_back_end_needs_no_option_that_this_one_refuses(run_dir):
+    assert load_policy(run_dir).config.env.anchor_steps == 100
+    assert load_policy(run_dir, backend="envpool").config.env.anchor_steps == 0
 
 
 def test_every_session_is_played(own_run, capsys):

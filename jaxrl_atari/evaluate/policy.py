@@ -224,7 +224,11 @@ def load_policy(
         arrays = checkpoints.restore(step, restore_target(meta), part=PARAMETERS)
     config = config_from_dict(meta["config"])
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
-    env = dataclasses.replace(config.env, num_threads=0, backend=backend or config.env.backend)
+    env = dataclasses.replace(config.env, num_threads=0)
+    if backend is not None:
+        # Options of training that the other back end may refuse, and that change no game.
+        mode = config.env.vectorization_mode if backend == "gymnasium" else "sync"
+        env = dataclasses.replace(env, backend=backend, anchor_steps=0, vectorization_mode=mode)
     network = make_network(config.network, meta["num_actions"], device_class(device))
     return Policy(
         config=dataclasses.replace(config, env=env),
