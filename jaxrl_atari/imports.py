@@ -239,11 +239,18 @@ def imported_modules() -> list[str]:
 
 
 def modules_beside(path: Path) -> list[str]:
-    """The modules of this process that lie beside a file, from where it can import them. A run keeps no copies."""
-    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items()}
-    return sorted(
-        name for name, file in files.items() if file and Path(file).parent == path.parent and Path(file) != path
-    )
+    """The modules and packages of this process that lie beside a file, from where it can import them.
+
+    A run keeps no copies of them. This package is left out: a run keeps its commit.
+    """
+    found = []
+    for name, module in sys.modules.items():
+        if "." in name or name == __package__:
+            continue
+        places = [*(getattr(module, "__path__", None) or [getattr(module, "__file__", None)])]
+        if any(place and Path(place) != path and Path(place).parent == path.parent for place in places):
+            found.append(name)
+    return sorted(found)
 
 
 def import_module_of(environment: str) -> None:

@@ -168,19 +168,23 @@ def test_other_bits_from_other_code_are_no_accusation(then, now, words, run_dir,
 
 
 @pytest.mark.parametrize(
-    ("kept", "beside", "words"),
+    ("kept", "helper", "words"),
     [
-        (["import idea_helper\n", "edited\n"], [], "is not the one file of that name"),
-        (["edited\n"], [], "is not the one file of that name"),
-        (["import idea_helper\n"], ["idea_helper"], "the run keeps no copy of idea_helper"),
+        (["import idea_helper\n", "edited\n"], "idea_helper.py", "is not the one file of that name"),
+        (["edited\n"], "idea_helper.py", "is not the one file of that name"),
+        (["import idea_helper\n"], "idea_helper.py", "the run keeps no copy of idea_helper,"),
+        (["import idea_helper\n"], "idea_helper/__init__.py", "the run keeps no copy of idea_helper,"),
+        (["import idea_helper.part\n"], "idea_helper/part.py", "the run keeps no copy of idea_helper,"),
     ],
 )
-def test_other_bits_from_code_of_the_user_are_no_accusation(kept, beside, words, run_dir, tmp_path, monkeypatch):
+def test_other_bits_from_code_of_the_user_are_no_accusation(kept, helper, words, run_dir, tmp_path, monkeypatch):
+    """`helper` is what the user's file imports from beside it."""
     monkeypatch.setenv(IMPORTS, "[]")
     monkeypatch.setattr(sys, "path", [*sys.path])
     idea = tmp_path / "an_idea_of_the_test.py"
-    (tmp_path / "idea_helper.py").touch()
-    idea.write_text("import idea_helper\n")
+    (tmp_path / helper).parent.mkdir(exist_ok=True)
+    (tmp_path / helper).touch()
+    idea.write_text(f"import {helper.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}\n")
     (run_dir / "code").mkdir()
     for number, content in enumerate(kept, 1):
         (run_dir / "code" / f"{idea.stem}{'' if number == 1 else f'_{number}'}.py").write_text(content)
@@ -189,7 +193,7 @@ def test_other_bits_from_code_of_the_user_are_no_accusation(kept, beside, words,
         with pytest.raises(UserError, match=f"that proves nothing, because .*{words}") as error:
             verify.main([str(run_dir), "--retrain", str(start), "--import", str(idea)])
     finally:
-        for name in ("idea_helper", idea.stem):
+        for name in ("idea_helper.part", "idea_helper", idea.stem):
             sys.modules.pop(name, None)
     assert error.value.exit_status == 2
 
