@@ -43,7 +43,7 @@ from jaxrl_atari.runs.layout import (
     session_number,
 )
 from jaxrl_atari.runs.progress import EpisodeStatistics
-from jaxrl_atari.runs.reading import latest_meta
+from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.tables import cell_number, read_table
 
 PIECES_AT_ONCE = 32
@@ -168,23 +168,21 @@ def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
     return rows
 
 
-def check_rows(
-    session_dir: Path, expected: dict[int, dict[str, float]], logged_env_steps: float
-) -> tuple[int, int]:
+def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged: int) -> tuple[int, int]:
     """Compares the rows of metrics.csv with those that the games of the log give.
 
     A column that the file lacks is not checked.
 
     Args:
         expected: what `expected_rows` returned.
-        logged_env_steps: env steps of the last row that the file had at the newest checkpoint; 0 if it had none.
+        logged: env steps of the last row that the file had at the newest checkpoint; 0 if it had none.
 
     Returns:
         The rows compared, and all rows. Later rows are beyond the end of the log.
 
     Raises:
         VerificationFailed: a row has another number of env steps or games, or another `return_mean`, `return_ma`
-            or length; a line is not understood; the file ends before `logged_env_steps`.
+            or length; a line is not understood; the file ends before `logged`.
     """
     env_steps = max(expected, default=0)
     path = session_dir / METRICS_FILE
@@ -195,13 +193,13 @@ def check_rows(
         lines = "1 line is" if len(lost) == 1 else f"{len(lost)} lines are"
         raise VerificationFailed(f"{path}: {lines} not understood ({lost[0]}); restore it from a copy")
     last_row = max((float(row["env_steps"]) for row in rows), default=0)
-    if last_row < logged_env_steps:
+    if last_row < logged:
         raise VerificationFailed(
-            f"{path}: ends at {last_row:,.0f} env steps, and had rows up to {logged_env_steps:,.0f} at the newest"
+            f"{path}: ends at {last_row:,.0f} env steps, and had rows up to {logged:,} at the newest"
             " checkpoint; restore it from a copy"
         )
-    logged = [row for row in rows if float(row["env_steps"]) <= env_steps]
-    for row in logged:
+    covered = [row for row in rows if float(row["env_steps"]) <= env_steps]
+    for row in covered:
         at = f"{session_dir}, {row['env_steps']} env steps"
         if float(row["env_steps"]) not in expected:
             raise VerificationFailed(f"{at}: metrics.csv has a row where no update ended")
@@ -210,7 +208,7 @@ def check_rows(
             recorded = row.get(name, text)
             if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
                 raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
-    return len(logged), len(rows)
+    return len(covered), len(rows)
 
 
 def choose_pieces(log: ActionLog, options: Options) -> list[Piece]:
@@ -262,7 +260,7 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
     saved = latest_env_steps(session_dir)
-    logged_env_steps = cell_number(str(latest_meta(session_dir).get("logged_env_steps", 0)))
+    logged = logged_env_steps(session_dir)
     log = read_actions(session_dir)
     expected = expected_rows(log)
     env_steps = max(expected, default=0)
@@ -270,7 +268,7 @@ def verify_session(config: Config, session_dir: Path, options: Options) -> tuple
     all_pieces = len(pieces(log))
     is_whole = len(chosen) == all_pieces
     try:
-        rows, all_rows = check_rows(session_dir, expected, logged_env_steps)
+        rows, all_rows = check_rows(session_dir, expected, logged)
         if env_steps < saved:
             raise missing_actions(
                 session_dir,

@@ -3,6 +3,7 @@
 `test_hub.py` has the downloads that are refused, and `test_report.py` the pages that show hostile values.
 """
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -13,12 +14,13 @@ from hypothesis import strategies as st
 from sample_runs import table, write_metrics
 from test_evaluate import train
 
-from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.config import Config, EnvConfig, EvaluationConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import describe, field_values, other_versions, read_config
-from jaxrl_atari.runs.reading import read_metrics
+from jaxrl_atari.runs.layout import meta_file
+from jaxrl_atari.runs.reading import is_finished, logged_env_steps, read_metrics
 from jaxrl_atari.suite.sweep import read_plan
 
 pytestmark = pytest.mark.long
@@ -195,6 +197,31 @@ def test_meta_of_a_checkpoint(data, run_dir):
     finally:
         path.write_bytes(sound)
     assert found in (None, json.loads(sound))
+
+
+SPENT = CONFIG.total_env_steps
+META = {
+    "config": dataclasses.replace(CONFIG, evaluation=EvaluationConfig(every_env_steps=1_000_000)).to_dict(),
+    "env_steps": SPENT,
+    "evaluated_env_steps": SPENT,
+    "logged_env_steps": SPENT,
+}
+
+
+@fuzz
+@given(content=hostile_files(META))
+@example(content=json.dumps(META | {"evaluated_env_steps": "x"}).encode())
+@example(content=json.dumps(META | {"config": "x"}).encode())
+@example(content=json.dumps(META | {"config": {"evaluation": None}}).encode())
+@example(content=DEEP)
+def test_the_latest_meta_before_its_digest_is_checked(content, tmp_path):
+    """Without a row of the last evaluation, no such session has finished."""
+    file = meta_file(tmp_path, SPENT)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (file.parents[1] / "evaluation").mkdir(exist_ok=True)
+    file.write_bytes(content)
+    assert not is_finished(CONFIG, tmp_path)
+    assert isinstance(logged_env_steps(tmp_path), int)
 
 
 def test_a_checkpoint_never_goes_through_pickle(run_dir):

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint
+from jaxrl_atari.config_dicts import config_from_dict
+from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint, UserError, require
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import (
@@ -44,7 +45,7 @@ def read_metrics(session_dir: Path) -> Table:
     if not table.rows and table.problems:
         raise DamagedMetrics(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
     if not table.rows:
-        if logged := latest_meta(session_dir).get("logged_env_steps", 0):
+        if logged := logged_env_steps(session_dir):
             raise DamagedMetrics(
                 f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
             )
@@ -78,23 +79,37 @@ def latest_meta(session_dir: Path) -> dict[str, Any]:
         return {}
 
 
+def logged_env_steps(session_dir: Path) -> int:
+    """Env steps of the newest log point that metrics.csv had at the latest checkpoint; 0 if that is not known."""
+    value = latest_meta(session_dir).get("logged_env_steps")
+    return value if isinstance(value, int) else 0
+
+
 def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
 
-    The end is that of its budget, or an early one; see `read_early_end`.
+    The end is that of its budget, or an early one; see `read_early_end`. A session whose latest checkpoint is
+    damaged has not finished: a resume says what is wrong with it.
     """
     latest = latest_env_steps(session_dir)
     if not config.is_spent(latest) and read_early_end(config, session_dir) is None:
         return False
-    meta = latest_meta(session_dir)
-    evaluated = meta.get("evaluated_env_steps", latest)  # early versions wrote none
+    if latest == 0:  # it ended before its first update
+        return True
+    try:
+        meta = latest_meta(session_dir)
+        before = config_from_dict(meta["config"])
+        evaluated = meta.get("evaluated_env_steps", latest)  # early versions wrote none
+        require(isinstance(evaluated, int), "evaluated_env_steps", evaluated, "a whole number")
+    except (KeyError, UserError):
+        return False
     rows = {row["env_steps"] for row in read_table(session_dir / EVALUATIONS_FILE).rows}
     was_running = (checkpoint_path(session_dir, latest) / "evaluation").is_dir()
     if was_running and str(evaluated) not in rows:
         return False
     # A stop may have left out the last evaluation. An interval that is new makes none due afterwards.
-    before = meta.get("config", {}).get("evaluation", {}).get("every_env_steps")
-    is_due = before == config.evaluation.every_env_steps and evaluation_due(config, evaluated, latest)
+    had_interval = before.evaluation.every_env_steps == config.evaluation.every_env_steps
+    is_due = had_interval and evaluation_due(config, evaluated, latest)
     return not is_due or str(latest) in rows
 
 

@@ -12,7 +12,7 @@ from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.layout import session_path, trial_number
 from jaxrl_atari.runs.progress import due
-from jaxrl_atari.runs.reading import latest_meta
+from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
@@ -66,7 +66,7 @@ def train_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[],
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
-    reporter = Reporter(trial, config, latest_meta(session_path(run_dir, 0)).get("logged_env_steps", 0))
+    reporter = Reporter(trial, config, logged_env_steps(session_path(run_dir, 0)))
     for job in unfinished_jobs(config, run_dir):
         train_job(
             job,
