@@ -30,11 +30,11 @@ from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
-from jaxrl_atari.runs.logs import cut_and_open_logs, set_aside_logs
+from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due
 from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
-from jaxrl_atari.runs.tracking import import_wandb
+from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
@@ -294,11 +294,11 @@ def open_session(
     """
     seed = config.seed + session_number
     leads = is_leader()
+    if leads and config.log.wandb:
+        require_wandb()
     with contextlib.ExitStack() as exits:
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
-        if leads and config.log.wandb:
-            import_wandb()  # a missing package is an error before anything is made
         outputs.message("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
@@ -323,11 +323,15 @@ def open_session(
             exits.callback(evaluator.close)
         was_evaluating = "evaluation" in arrays  # at the checkpoint
 
-        # Nothing can be missing any more: only now may the logs be changed.
         if leads:
-            if resume and restored is None:
-                set_aside_logs(session_dir, outputs.message)
-            outputs.add(cut_and_open_logs(config, session_dir, progress, was_evaluating, outputs.message))
+            open_logs(
+                config,
+                session_dir,
+                progress,
+                outputs,
+                starts_anew=restored is None,
+                was_evaluating=was_evaluating,
+            )
         log = SessionLog(
             outputs,
             config.log.every_env_steps,

@@ -44,7 +44,7 @@ from jaxrl_atari.runs.layout import (
 )
 from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.reading import logged_env_steps
-from jaxrl_atari.runs.tables import cell_number, read_table
+from jaxrl_atari.runs.tables import cell_number, not_understood, read_table
 
 PIECES_AT_ONCE = 32
 """Emulators that play side by side, each a piece of a session's games."""
@@ -190,8 +190,7 @@ def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged:
     rows = table.rows
     # The last line may be one that the session is writing: it is left out here, and counts as missing below.
     if lost := table._replace(unfinished="").lost_before(env_steps):
-        lines = "1 line is" if len(lost) == 1 else f"{len(lost)} lines are"
-        raise VerificationFailed(f"{path}: {lines} not understood ({lost[0]}); restore it from a copy")
+        raise VerificationFailed(f"{path}: {not_understood(lost)}; restore it from a copy")
     last_row = max((float(row["env_steps"]) for row in rows), default=0)
     if last_row < logged:
         raise VerificationFailed(

@@ -4,6 +4,7 @@ import csv
 import itertools
 import json
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.runs.checkpoints import Checkpoints, meta_digest
@@ -31,6 +32,37 @@ def stop_before(rollout):
     """A stop request at the n-th rollout, counted from 1."""
     asked = itertools.count(1)
     return lambda: next(asked) >= rollout
+
+
+class FakeWandb:
+    """Stands for the package wandb.
+
+    Args:
+        refuses: whether `init` refuses a run, as it does where nobody is logged in.
+    """
+
+    class Error(Exception):
+        pass
+
+    Settings = dict
+    __spec__ = ModuleSpec("wandb", None)
+
+    def __init__(self, refuses):
+        self.refuses = refuses
+        self.ids = []  # of the runs that have begun
+        self.closed = 0
+
+    def init(self, **options):
+        if self.refuses:
+            raise self.Error("not logged in")
+        self.ids.append(options["id"])
+        return self
+
+    def define_metric(self, *_, **__):
+        pass
+
+    def finish(self):
+        self.closed += 1
 
 
 class Lines(Writer):

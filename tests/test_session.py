@@ -18,7 +18,17 @@ import jax
 import numpy as np
 import psutil
 import pytest
-from small_training import TINY, Lines, change, edit_meta, flip_bit, latest_meta, read_table, stop_before
+from small_training import (
+    TINY,
+    FakeWandb,
+    Lines,
+    change,
+    edit_meta,
+    flip_bit,
+    latest_meta,
+    read_table,
+    stop_before,
+)
 from user_commands import user_environment
 
 from jaxrl_atari import run_training, session
@@ -651,21 +661,27 @@ def test_whether_a_session_is_finished_is_known_without_starting_jax(trained):
     ]
 
 
-def test_a_refused_session_leaves_no_directory_and_a_refused_run_neither(tmp_path, monkeypatch):
+def test_without_wandb_a_run_is_refused_before_a_directory_is_made(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = change(TINY, output_dir=str(tmp_path / "data"), log={"wandb": True})
-    with pytest.raises(UserError, match="wandb is not installed"):
+    with pytest.raises(UserError, match=r"wandb is not installed; pip install 'jaxrl_atari\[wandb\]'"):
         run_training(config)
-    assert list((tmp_path / "data").iterdir()) == []
+    with pytest.raises(UserError, match="wandb is not installed"):
+        run_session(config, tmp_path / "session_0")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("sessions", [1, 2])
-def test_a_refused_run_leaves_the_users_own_folder_as_it_was(tmp_path, monkeypatch, sessions):
-    monkeypatch.setitem(sys.modules, "wandb", None)
+def test_a_run_whose_sessions_are_refused_leaves_no_directory(tmp_path, monkeypatch, sessions):
+    """The user's own folder stays as it was."""
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb(refuses=True))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / ".notes").write_text("mine")
-    with pytest.raises(UserError, match="wandb is not installed"):
-        run_training(change(TINY, sessions=sessions, log={"wandb": True}), tmp_path / "mine")
+    config = change(TINY, sessions=sessions, output_dir=str(tmp_path / "data"), log={"wandb": True})
+    for run_dir in (None, tmp_path / "mine"):
+        with pytest.raises(UserError, match="not logged in"):
+            run_training(config, run_dir)
+    assert list((tmp_path / "data").iterdir()) == []
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
 
 

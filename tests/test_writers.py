@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rich
+from small_training import FakeWandb
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from user_commands import ROOT, user_environment
 
@@ -26,28 +27,63 @@ from jaxrl_atari.config import Config, EvaluationConfig, LogConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.csv_writer import CsvWriter
-from jaxrl_atari.runs.logs import cut_and_open_logs, make_writers, set_aside_logs
+from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.reading import read_evaluations, read_metrics
 from jaxrl_atari.runs.tables import read_table
 from jaxrl_atari.runs.tracking import TensorBoardWriter
-from jaxrl_atari.runs.writers import TerminalWriter
+from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 
 
 def row(env_steps, **values):
     return {"env_steps": env_steps, "updates": env_steps // 2048, "return_ma": math.nan, "entropy": None, **values}
 
 
-def write(session_dir, steps, logged=0, evaluated=0, close=True, **log):
-    writers = make_writers(Config(log=LogConfig(**log)), session_dir, logged, evaluated)
-    for writer in writers:
-        for env_steps in steps:
-            writer.write(row(env_steps, return_mean=env_steps / 2 + logged))
-            writer.evaluation(
-                {"env_steps": env_steps - 5, "episodes": 3, "mean": 7.25 + logged, "std": 0.5, "cut_off": 0}
-            )
-        if close:
-            writer.close()
+class Messages(Writer):
+    """A writer that adds the lines for the user to a list."""
+
+    def __init__(self, said):
+        self.message = said.append
+
+
+def open_at(session_dir, logged=0, evaluated=0, starts_anew=False, was_evaluating=False, said=None, **options):
+    """The writers of a session whose newest log point and evaluation are at `logged` and `evaluated`.
+
+    Args:
+        said: a list that gets the lines for the user.
+        options: of the config.
+    """
+    progress = Progress({})
+    progress.logged, progress.evaluated = logged, evaluated
+    outputs = WriterGroup([Messages([] if said is None else said)])
+    try:
+        open_logs(
+            Config(**options),
+            session_dir,
+            progress,
+            outputs,
+            starts_anew=starts_anew,
+            was_evaluating=was_evaluating,
+        )
+    except UserError:
+        outputs.close()
+        raise
+    return outputs
+
+
+def write(session_dir, steps, logged=0, evaluated=0, starts_anew=False, close=True, **log):
+    writer = open_at(session_dir, logged, evaluated, starts_anew, log=LogConfig(**log))
+    for env_steps in steps:
+        writer.write(row(env_steps, return_mean=env_steps / 2 + logged))
+        writer.evaluation(
+            {"env_steps": env_steps - 5, "episodes": 3, "mean": 7.25 + logged, "std": 0.5, "cut_off": 0}
+        )
+    if close:
+        writer.close()
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def in_a_process(code, session_dir, **environment):
@@ -78,13 +114,12 @@ def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
 
 def test_what_has_no_column_yet_becomes_one(tmp_path):
     """As an algorithm's own metrics, which may come later than the first log point, and after a resume."""
-    writers = make_writers(Config(), tmp_path, 0, 0)
+    writer = open_at(tmp_path)
     for values in (row(100), row(200, novelty=0.5), row(300, novelty=0.25, spread=2.0), row(400)):
-        for writer in writers:
-            writer.write(values)
+        writer.write(values)
         assert max(read_metrics(tmp_path)["env_steps"]) == values["env_steps"], "at no moment is a row lost"
-    for writer in (*writers, *make_writers(Config(), tmp_path, 300, 300)):
-        writer.close()
+    writer.close()
+    open_at(tmp_path, 300, 300).close()
     CsvWriter(tmp_path, 300, 300, print).write(row(500, spread=3.0))
     with (tmp_path / "metrics.csv").open(newline="") as file:
         header, *lines = csv.reader(file)
@@ -213,10 +248,10 @@ def test_a_line_that_is_not_understood_gives_a_warning(tmp_path, name, caplog):
 def test_a_table_without_a_header_that_is_understood_is_refused_and_left_as_it_is(tmp_path, name, content):
     write(tmp_path, (100, 200), tensorboard=False)
     (tmp_path / name).write_text(content)
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    before = contents(tmp_path)
     with pytest.raises(UserError, match=rf"{name}: line 1: .*; restore it from a copy"):
-        CsvWriter(tmp_path, 200, 200, print)
-    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+        write(tmp_path, (300,), 200, 200)
+    assert contents(tmp_path) == before
     if name == "metrics.csv":
         with pytest.raises(UserError, match=r"metrics.csv: is not understood \(line 1: "):
             read_metrics(tmp_path)
@@ -268,12 +303,9 @@ def test_missing_evaluations_are_named(left, evaluates, line, tmp_path):
     rows = path.read_text().splitlines(keepends=True)
     assert len(rows) == 3
     path.write_text("".join({"": [], "one row": rows[:2], "all rows": rows}[left]))
-    progress = Progress({})
-    progress.logged, progress.evaluated = 400, 395
-    config = Config(evaluation=EvaluationConfig(every_env_steps=100), log=LogConfig(tensorboard=False))
     said = []
-    for writer in cut_and_open_logs(config, tmp_path, progress, evaluates, said.append):
-        writer.close()
+    options = {"evaluation": EvaluationConfig(every_env_steps=100), "log": LogConfig(tensorboard=False)}
+    open_at(tmp_path, 400, 395, was_evaluating=evaluates, said=said, **options).close()
     assert said == ([line] if line else [])
 
 
@@ -319,8 +351,7 @@ def killed(tmp_path):
         )
         assert len(read_metrics(tmp_path / name)["env_steps"]) == 3
     write(tmp_path / "resumed", (300,), logged=200, evaluated=200)
-    set_aside_logs(tmp_path / "anew", print)
-    write(tmp_path / "anew", (100,))
+    write(tmp_path / "anew", (100,), starts_anew=True)
     return tmp_path
 
 
@@ -368,17 +399,58 @@ def test_missing_wandb_names_the_install_command_and_writes_nothing(tmp_path, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_logs_that_are_refused_stay_as_they_were(tmp_path, monkeypatch):
+@pytest.fixture
+def session_with_logs(tmp_path):
     write(tmp_path, (100, 200))
-    for name in ("verified.json", "actions/0000000000_0000000100.npz"):
+    for name in ("verified.json", "actions/0000000000_0000000100.npz", "wandb_id"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("as it was")
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert len(before) == 5
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="wandb is not installed"):
-        cut_and_open_logs(Config(log=LogConfig(wandb=True)), tmp_path, Progress({}), False, print)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert len(contents(tmp_path)) == 6
+    return tmp_path
+
+
+@pytest.mark.parametrize("starts_anew", [False, True])
+@pytest.mark.parametrize(
+    ("wandb", "message"),
+    [(None, "wandb is not installed"), (FakeWandb(refuses=True), "not logged in; run `wandb login`")],
+)
+def test_logs_that_wandb_refuses_stay_as_they_were(session_with_logs, wandb, message, starts_anew, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    before = contents(session_with_logs)
+    with pytest.raises(UserError, match=message):
+        open_at(session_with_logs, 100, starts_anew=starts_anew, log=LogConfig(wandb=True))
+    assert contents(session_with_logs) == before
+
+
+def test_damaged_digests_are_refused_before_a_log_is_cut_and_the_run_of_wandb_begins(
+    session_with_logs, monkeypatch
+):
+    wandb = FakeWandb(refuses=False)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    (session_with_logs / "digests.jsonl").write_text("{")
+    before = contents(session_with_logs)
+    with pytest.raises(UserError, match=r"digests\.jsonl: damaged"):
+        open_at(session_with_logs, 100, log=LogConfig(wandb=True))
+    assert contents(session_with_logs) == before
+    assert wandb.ids == []
+
+
+def test_a_session_continues_its_run_of_wandb_and_one_that_starts_anew_begins_another(
+    session_with_logs, monkeypatch
+):
+    wandb = FakeWandb(refuses=False)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    said = []
+    log = LogConfig(wandb=True, tensorboard=False)
+    open_at(session_with_logs, log=log).close()
+    open_at(session_with_logs, starts_anew=True, said=said, log=log).close()
+    open_at(session_with_logs, log=log).close()
+    old, new, again = wandb.ids
+    assert old == "as it was"
+    assert old != new == again
+    assert (session_with_logs / "wandb_id_2").read_text() == old
+    assert "what was logged before is in metrics_2.csv, evaluations_2.csv, wandb_id_2" in said[0]
+    assert wandb.closed == 3
 
 
 def test_an_offline_run_of_wandb_stays_in_the_session_directory(tmp_path):

@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
-from jaxrl_atari.runs.tables import read_table, table_text
+from jaxrl_atari.runs.tables import not_understood, read_table, table_text
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 
 
@@ -23,11 +23,10 @@ class CsvWriter(Writer):
     the file as it was is kept.
 
     Args:
-        logged, evaluated: see `make_writers`.
+        session_dir: its tables have readable headers (`require_headers`).
+        logged, evaluated: env steps of the newest log point and evaluation before a resume. Later rows are dropped
+            from the files, because the session will write them again.
         say: receives lines for the user.
-
-    Raises:
-        UserError: as `require_headers`. The file is not changed.
     """
 
     def __init__(self, session_dir: Path, logged: int, evaluated: int, say: Callable[[str], object]):
@@ -35,29 +34,30 @@ class CsvWriter(Writer):
         self._say = say
         self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
         self._states: dict[str, tuple[int, int]] = {}  # `_state` of each table after this writer last wrote it
-        require_headers(session_dir)
-        for name, last in ((METRICS_FILE, logged), (EVALUATIONS_FILE, evaluated)):
-            self._take_over(name, last)
-        rows = read_table(session_dir / METRICS_FILE).rows
+        rows = self._take_over(METRICS_FILE, logged)
+        self._take_over(EVALUATIONS_FILE, evaluated)
         last_row = max((float(row["env_steps"]) for row in rows), default=0)
         if last_row < logged:
             say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged:,} are not there")
 
-    def _take_over(self, name: str, last: float = math.inf) -> None:
-        """Writes a table anew with its rows up to `last` env steps; first copies one with unreadable lines."""
+    def _take_over(self, name: str, last: float = math.inf) -> Sequence[Mapping[str, str]]:
+        """Writes a table anew with its rows up to `last` env steps, and returns them.
+
+        A file with unreadable lines is copied first.
+        """
         path = self._dir / name
         if not path.is_file():
-            return
+            return ()
         table = read_table(path)
         if lost := table.lost_before(last):
             copy = unused(path)
             shutil.copy2(path, copy)
-            count = "1 line is" if len(lost) == 1 else f"{len(lost)} lines are"
-            self._say(f"{name}: {count} not understood ({lost[0]}); the file as it was is now {copy.name}")
+            self._say(f"{name}: {not_understood(lost)}; the file as it was is now {copy.name}")
         self._columns[name] += [column for column in table.columns if column not in self._columns[name]]
         rows = [row for row in table.rows if float(row["env_steps"]) <= last]
         write_file(path, table_text(self._columns[name], rows))  # at no moment are the rows lost
         self._states[name] = _state(path)
+        return rows
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         path = self._dir / name

@@ -23,7 +23,7 @@ from jaxrl_atari.runs.layout import (
     session_number,
 )
 from jaxrl_atari.runs.progress import evaluation_due
-from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
+from jaxrl_atari.runs.tables import TableFile, cell_number, not_understood, read_table
 
 _log = logging.getLogger(__name__)
 
@@ -67,8 +67,7 @@ def read_evaluations(session_dir: Path) -> Table:
 
 def _warn_of_problems(path: Path, table: TableFile) -> None:
     if table.problems:
-        lines = "1 line is" if len(table.problems) == 1 else f"{len(table.problems)} lines are"
-        _log.warning("%s: %s not understood (%s)", path, lines, table.problems[0].text)
+        _log.warning("%s: %s", path, not_understood([problem.text for problem in table.problems]))
 
 
 def latest_meta(session_dir: Path) -> dict[str, Any]:

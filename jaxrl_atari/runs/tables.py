@@ -83,6 +83,12 @@ def read_table(path: Path) -> TableFile:
     return TableFile([name for name in names if name], ordered, problems, unfinished)
 
 
+def not_understood(problems: Sequence[str]) -> str:
+    """The problems of a table as a message names them: `2 lines are not understood (line 7: ...)`."""
+    lines = "1 line is" if len(problems) == 1 else f"{len(problems)} lines are"
+    return f"{lines} not understood ({problems[0]})"
+
+
 def cell_number(cell: str | None) -> float:
     """The number in a cell; NaN if it has none."""
     try:

@@ -1,8 +1,8 @@
 """Writers of TensorBoard's event files and of Weights & Biases runs."""
 
+import importlib.util
 import itertools
 import math
-import secrets
 import subprocess
 import time
 from collections.abc import Mapping
@@ -14,8 +14,7 @@ from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import AXES, group_of
 from jaxrl_atari.runs.early_runs import add_times
-from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE, WANDB_FILE
+from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
 from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 
@@ -95,38 +94,43 @@ def add_to_tensorboard(video: Path, env_steps: int) -> None:
         writer.file_writer.add_summary(summary, env_steps)  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def import_wandb() -> Any:
-    """Imports the package wandb. Raises `UserError` if it is not installed."""
-    try:
-        import wandb  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise UserError(
-            "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]'"
-            " or leave log.wandb out"
-        ) from error
-    return wandb
+def require_wandb() -> None:
+    """Raises `UserError` if the package wandb is not installed. It is not imported, which takes a second."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError(_NO_WANDB)
+
+
+_NO_WANDB = (
+    "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]' or leave log.wandb out"
+)
 
 
 class WandbWriter(Writer):
-    """A Weights & Biases run, grouped by trial. A resumed session continues its run, whose id is in wandb_id.
+    """A Weights & Biases run, grouped by trial.
 
     wandb reads its own environment variables, such as WANDB_MODE and WANDB_ENTITY.
+
+    Args:
+        run_id: id of the run. If there is a run with this id, it continues.
+
+    Raises:
+        UserError: wandb cannot be imported, or refuses the run, because nobody is logged in for example.
     """
 
-    def __init__(self, config: Config, session_dir: Path):
-        wandb = import_wandb()
+    def __init__(self, config: Config, session_dir: Path, run_id: str):
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise UserError(_NO_WANDB) from error
         session_dir = session_dir.resolve()
         # The folder above the run tells runs of suites apart, which are named after games, and numbered trials.
         trial = "-".join(session_dir.parts[-3:-1])
-        id_file = session_dir / WANDB_FILE
-        if not id_file.is_file():
-            write_file(id_file, secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=config.log.wandb_project,
                 group=trial,
                 name=f"{trial}-{session_dir.name}",
-                id=id_file.read_text(),
+                id=run_id,
                 resume="allow",
                 dir=session_dir,
                 config=config.to_dict(),

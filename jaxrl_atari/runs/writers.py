@@ -61,11 +61,10 @@ class WriterGroup(Writer):
     def _writers(self) -> list[Writer]:
         return [*self._added, *self._lent]
 
-    def add(self, writers: Sequence[Writer]) -> None:
-        """Adds writers, which `close` closes."""
-        for writer in writers:
-            self._added.append(writer)
-            self._exits.callback(writer.close)
+    def add(self, writer: Writer) -> None:
+        """Adds a writer, which `close` closes."""
+        self._added.append(writer)
+        self._exits.callback(writer.close)
 
     def write(self, row: Row) -> None:
         for writer in self._writers():

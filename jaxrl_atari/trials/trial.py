@@ -23,6 +23,7 @@ from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run, resume_command, session_path
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
+from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
 from jaxrl_atari.trials.processes import in_session_process, require_can_start_processes, run_processes
@@ -125,6 +126,8 @@ def _count_unfinished(config: Config, run_dir: Path) -> int:
 
 def _require_trainable(config: Config, left: int, writers: Sequence[Writer], stop: Stop | None) -> None:
     """Checks that this process can train the `left` sessions of a trial. Raises `UserError` if not."""
+    if config.log.wandb:
+        require_wandb()
     if not plan_slots(config, config.sessions, left).needs_processes:
         return
     require_can_start_processes(partial(train_job, writers=writers, close_writers=True, stop=stop))
