@@ -96,7 +96,7 @@ def one_ends(job, *, on_first_update):
     wait_for(job.run_dir / "ready 2")
 
 
-def one_trial_ends(directory, share, stop_requested):
+def one_trial_ends(directory, share, *, stop_requested, on_first_update):
     """Trial 0 of a search ends when trial 1 trains; that one trains until it is stopped."""
     from jaxrl_atari.errors import Stopped
 

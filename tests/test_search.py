@@ -49,7 +49,7 @@ from jaxrl_atari.search.options import read_search, to_dict
 from jaxrl_atari.search.results import save_results, search_results
 from jaxrl_atari.search.study import open_study, start_trial
 from jaxrl_atari.search.trial import Reporter, train_trial
-from jaxrl_atari.trials import ray_cluster
+from jaxrl_atari.trials import ray_cluster, ray_worker
 from jaxrl_atari.trials.resources import MachineShare, allot
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
@@ -273,7 +273,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
         reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
     (tmp_path / "trial_2").mkdir()
     with pytest.raises(Stopped):
-        train_trial(tmp_path / "trial_2", MachineShare(0, 1), lambda: False)
+        train_trial(tmp_path / "trial_2", MachineShare(0, 1))
     write_results(tmp_path)
     row = next(row for row in read_csv(tmp_path / "trials.csv") if row["trial"] == "2")
     assert row["status"] == "stopped by ASHA"
@@ -300,7 +300,7 @@ def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_pat
         for stop_at in (*stops, math.inf):
             requested.clear()
             with contextlib.nullcontext() if stop_at == math.inf else pytest.raises(Stopped):
-                train_trial(tmp_path / folder / "trial_0", MachineShare(0, 1), requested.is_set)
+                train_trial(tmp_path / folder / "trial_0", MachineShare(0, 1), stop_requested=requested.is_set)
         return open_study(tmp_path / folder, search).trials[0].intermediate_values
 
     monkeypatch.setattr(Reporter, "progress", progress)
@@ -471,7 +471,7 @@ def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
     config = dataclasses.replace(config, total_env_steps=64, sessions=1)  # games last 100 env steps
     search = new_search(tmp_path, config, trials=1)
     (tmp_path / "trial_0").mkdir()
-    train_trial(tmp_path / "trial_0", MachineShare(0, 1), lambda: False)
+    train_trial(tmp_path / "trial_0", MachineShare(0, 1))
     write_results(tmp_path)
     (trial,) = open_study(tmp_path, search).trials
     (row,) = read_csv(tmp_path / "trials.csv")
@@ -526,30 +526,16 @@ def wait_for_progress(process, directory, sessions=2):
     return psutil.Process(process.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize(
-    ("raised", "was_stopped", "failure"),
-    [(Stopped, True, None), (KeyboardInterrupt, False, "interrupted before its last checkpoint was written")],
-)
-def test_a_task_that_was_interrupted_was_not_stopped(raised, was_stopped, failure, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray_cluster, "tune_process", tuple)
-
-    def run():
-        raise raised
-
-    end = ray_cluster.run_in_worker(tmp_path, MachineShare(1.0, 1), lambda: False, run, lambda: False)
-    assert (end.was_stopped, end.failure and end.failure.reason) == (was_stopped, failure)
-
-
 def test_a_task_that_cannot_begin_says_why(tmp_path, monkeypatch):
     """An environment variable that the worker's process refuses, and an output.txt that cannot be opened."""
 
     def failure(folder):
-        end = ray_cluster.run_in_worker(
-            tmp_path / folder, MachineShare(1.0, 1), lambda: False, lambda: pytest.fail("it began"), lambda: False
+        end = ray_worker.run_in_folder(
+            tmp_path / folder, MachineShare(1.0, 1), lambda: False, lambda *a, **b: pytest.fail("it began")
         )
         return end.failure
 
-    monkeypatch.setattr(ray_cluster, "tune_process", tune_process.__wrapped__)  # another test may have called it
+    monkeypatch.setattr(ray_worker, "tune_process", tune_process.__wrapped__)  # another test may have called it
     monkeypatch.setenv("NPROC", "many")
     refused = failure("refused")
     assert refused.reason.startswith("NPROC = 'many': expected a whole number")
@@ -557,6 +543,14 @@ def test_a_task_that_cannot_begin_says_why(tmp_path, monkeypatch):
     assert not (tmp_path / "refused").exists()
     (tmp_path / "taken/output.txt").mkdir(parents=True)
     assert failure("taken").reason.startswith("IsADirectoryError: ")
+
+
+def test_a_task_that_starts_after_a_stop_request_does_nothing(tmp_path):
+    end = ray_worker.run_in_folder(
+        tmp_path / "task", MachineShare(1.0, 1), lambda: True, lambda *a, **b: pytest.fail("it began")
+    )
+    assert (end.was_stopped, end.failure) == (True, None)
+    assert not (tmp_path / "task").exists()
 
 
 @pytest.mark.long
@@ -585,7 +579,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
 
     process = start(*line, "--search.trials", 3, **gpu)
     family = wait_for_progress(process, search_dir, 1)
-    next(child for child in family if "ImplicitFunc" in " ".join(child.cmdline())).kill()
+    next(child for child in family if "ray::trial_" in " ".join(child.cmdline())).kill()
     output, _ = process.communicate(timeout=500)
     assert process.returncode == 0, output
     assert "failed: its process was killed" in output
@@ -640,21 +634,24 @@ def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
 
 ENDING_BADLY = """
 import sys
+from functools import partial
 from pathlib import Path
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
 import small_sessions
 
-def on_end(number, failure):
+def on_end(failure):
     raise OSError("no results")
 
 devices = DevicesConfig(gpu=False)
 set_up_ray("", devices, ResourcesConfig())
-from jaxrl_atari.search.ray_trials import run_trials_on_ray  # imports Ray
+from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # imports Ray
 
-run_trials_on_ray([0, 1], small_sessions.one_trial_ends, on_end, search_dir=Path(sys.argv[1]), address="",
-                  devices=devices, resources=ResourcesConfig(), progress=str)
+folders = [Path(sys.argv[1]) / f"trial_{number}" for number in range(2)]
+tasks = [RayTask(folder.name, folder, partial(small_sessions.one_trial_ends, folder), str, on_end)
+         for folder in folders]
+run_tasks(tasks, "trial", directory=Path(sys.argv[1]), address="", devices=devices, resources=ResourcesConfig())
 """
 
 

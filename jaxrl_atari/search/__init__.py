@@ -1,16 +1,15 @@
-"""Hyperparameter search: many trials with early stopping on few GPUs (Ray Tune and Optuna).
+"""Hyperparameter search: many trials with early stopping on few GPUs (Ray and Optuna).
 
-A trial of a search is a trial as in `trials/`: one config in one run directory. Optuna and Ray Tune each have a
-class `Trial` for it: that of Optuna is its entry in the study, and that of Tune is its process.
+A trial of a search is a trial as in `trials/`: one config in one run directory. It is a task of a Ray cluster (see
+`trials/ray_tasks.py`). Optuna's class `Trial` is its entry in the study.
 
 The config file of a search imports its names from here. A name is loaded when it is imported or used; without the
 extra `search`, that raises `UserError`. The modules in reading order:
 
-    command.py      the command: parses and checks the options, trains the trials that are left, shows the results
+    command.py      the command: parses and checks the options, runs the trials that are left, shows the results
     options.py      SearchConfig: the options of a search, with its space; search.json
     check.py        check_search: refuses a search that cannot be run
     study.py        Optuna's study: the fields, states and scores of the trials
-    ray_trials.py   run_trials_on_ray: Ray Tune starts the trials on a cluster
     trial.py        train_trial: trains a trial, in its process
     results.py      the table of the trials, and the config of the best one
 """

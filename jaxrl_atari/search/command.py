@@ -7,9 +7,8 @@ python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbe
 
 import dataclasses
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-
-from optuna import Study
 
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
@@ -139,36 +138,6 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     return search_dir
 
 
-@dataclasses.dataclass
-class _TrialWatcher:
-    """Prints the progress of trials, and whenever one ends, records its end and writes the results."""
-
-    search_dir: Path
-    search: SearchConfig
-    study: Study
-    failures: list[str] = dataclasses.field(default_factory=list)  # reasons of the trials that failed
-
-    def progress(self, number: int) -> str:
-        """The progress of a trial in one line."""
-        directory = trial_dir(self.search_dir, number)
-        try:
-            score, env_steps = trial_progress(directory)
-        except DamagedMetrics as error:
-            return str(error)
-        return f"{directory.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
-
-    def on_end(self, number: int, failure: Failure | None) -> None:
-        """Records the end of a trial, given the failure of its process, if any."""
-        if failure is not None and not self.study.trials[number].state.is_finished():
-            record_failure(self.search_dir, self.search, number, failure.reason)
-        trial = self.study.trials[number]
-        why = failure_text(trial)
-        if why:
-            self.failures.append(why)
-        say(f"{self.progress(number)}: {status_text(trial)}")
-        _try_to_save(self.search_dir, search_results(self.search_dir))
-
-
 def _train_trials(config: Config, search: SearchConfig, search_dir: Path, unfinished: Sequence[int]) -> list[str]:
     """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
 
@@ -181,27 +150,58 @@ def _train_trials(config: Config, search: SearchConfig, search_dir: Path, unfini
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    from jaxrl_atari.search.ray_trials import run_trials_on_ray  # here, after `set_up_ray`: it imports Ray
+    from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # here, after `set_up_ray`: it imports Ray
 
     study = open_study(search_dir, search)
     for _ in range(len(study.trials), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
-    watcher = _TrialWatcher(search_dir, search, study)
+    reasons: list[str] = []
+
+    def on_end(number: int, failure: Failure | None) -> None:
+        """Records the end of a trial, given the failure of its process, if any."""
+        if failure is not None and not study.trials[number].state.is_finished():
+            record_failure(search_dir, search, number, failure.reason)
+        trial = study.trials[number]
+        why = failure_text(trial)
+        if why:
+            reasons.append(why)
+        say(f"{_progress(trial_dir(search_dir, number))}: {status_text(trial)}")
+        _try_to_save(search_dir, search_results(search_dir))
+
+    tasks = []
+    for number in unfinished:
+        directory = trial_dir(search_dir.absolute(), number)
+        tasks.append(
+            RayTask(
+                name=directory.name,
+                folder=directory,
+                run=partial(train_trial, directory),
+                progress=partial(_progress, directory),
+                on_end=partial(on_end, number),
+            )
+        )
     try:
-        run_trials_on_ray(
-            unfinished,
-            train_trial,
-            watcher.on_end,
-            search_dir=search_dir,
+        run_tasks(
+            tasks,
+            "trial",
+            directory=search_dir,
             address=search.address,
             devices=config.devices,
             resources=search.resources,
-            progress=watcher.progress,
         )
     except KeyboardInterrupt:
         _try_to_save(search_dir, search_results(search_dir))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
-    return watcher.failures
+    return reasons
+
+
+def _progress(run_dir: Path) -> str:
+    """The progress of a trial in one line."""
+    try:
+        score, env_steps = trial_progress(run_dir)
+    except DamagedMetrics as error:
+        return str(error)
+    return f"{run_dir.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
 
 
 def _try_to_save(search_dir: Path, results: SearchResults) -> None:

@@ -48,15 +48,20 @@ class Reporter(Writer):
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
 
-def train_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[], bool]) -> None:
+def train_trial(
+    run_dir: Path,
+    share: MachineShare,
+    *,
+    stop_requested: Callable[[], bool] = lambda: False,
+    on_first_update: Callable[[], object] = lambda: None,
+) -> None:
     """Trains the sessions of a trial one after the other, and tells the study how the trial has ended.
 
     Only session 0 reports its log points. With ASHA, which compares them, it is the only session.
 
     Args:
         run_dir: the directory of the trial, SEARCH_DIR/trial_<number>.
-        share: the share of a machine that the trial gets.
-        stop_requested: returns whether a stop has been requested.
+        share, stop_requested, on_first_update: see `ray_worker.Run`.
 
     Raises:
         Stopped: ASHA or a stop request has stopped the trial, and its last checkpoint has been written.
@@ -72,6 +77,7 @@ def train_trial(run_dir: Path, share: MachineShare, stop_requested: Callable[[],
             job,
             writers=[reporter] if job.session == 0 else [],
             stop_requested=lambda: reporter.stopped or stop_requested(),
+            on_first_update=on_first_update,
         )
     score, _ = trial_progress(run_dir)
     if score is None:

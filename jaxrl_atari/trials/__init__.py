@@ -11,13 +11,12 @@ A launcher trains jobs: one after the other, or several at a time in processes o
     launch.py        the interface `Launcher`, and the launcher run_here: one job after the other, in this process
     processes.py     the launcher run_processes: each job in a process of its own, on a slot of this machine
 
-Suites and sweeps (`suite/`) make the jobs of many trials, for run_processes or for a Ray cluster:
+Suites and sweeps (`suite/`) make the jobs of many trials, for run_processes or for a Ray cluster. There, each job
+is a task, as is each trial of a search (`search/`):
 
-    ray_tasks.py     the launcher run_on_ray: each job in a process of the cluster
-
-The trials of a search (`search/`) are tasks of a Ray cluster, too. Suites and searches share:
-
-    ray_cluster.py   a Ray cluster: how a command connects to it, and how a task runs on it
+    ray_tasks.py     run_tasks: runs tasks on a cluster, each in a process; run_on_ray: the launcher of jobs there
+    ray_worker.py    the process of a task
+    ray_cluster.py   a Ray cluster: how a command starts it or connects to it
     resources.py     the share of a machine that each task gets
     varied_fields.py which fields may differ between the settings of a sweep or the trials of a search
 """

@@ -1,8 +1,6 @@
-"""A Ray cluster, of this machine alone or of several: how a command connects to it, and how a task runs on it.
+"""A Ray cluster, of this machine alone or of several: how a command starts it or connects to it.
 
-A task is a session of a suite (`ray_tasks.py`) or a trial of a search (`search/ray_trials.py`). Each task has a
-process of its own, and a share of a machine (`resources.py`). `python -m jaxrl_atari.trials.ray_cluster` is the
-process that starts Ray on this machine.
+`python -m jaxrl_atari.trials.ray_cluster` is the process that starts Ray on this machine.
 """
 
 import contextlib
@@ -10,41 +8,28 @@ import importlib.util
 import logging
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.pool import ThreadPool
-from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import Stopped, UserError, reason, require
+from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.choice import choose_devices
-from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.option_forms import gpu_index
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.runs.layout import OUTPUT_FILE
-from jaxrl_atari.trials.launch import Failure, attempt
 from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig, allot, check_gpus
 
 RAY_VARIABLES = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere
-    "RAY_AIR_NEW_OUTPUT": "0",  # no tables
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",  # under `uv run`, tasks use this environment and build no second one
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # the run directories hold the metrics
 }
 """Environment variables for Ray, which reads some of them at import."""
 
 OBJECT_STORE_BYTES = 100 * 2**20  # small, because nothing large passes through Ray's object store
-
-SECONDS_BETWEEN_NEWS = 30
-"""How often the command says how far the running tasks are."""
-
-KILLED = "its process was killed, by hand or for lack of memory, or did not start"
-"""The reason of the failure of a task whose process is gone."""
 
 
 def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> None:
@@ -149,66 +134,6 @@ def connected(
             yield share
         finally:
             ray.shutdown()
-
-
-class TaskEnd(NamedTuple):
-    """How a task has ended in its process. It was stopped, it failed, or else it has finished."""
-
-    was_stopped: bool = False  # by a stop request, or by a rule of its own, such as ASHA's
-    failure: Failure | None = None
-
-
-def run_in_worker(
-    folder: Path,
-    share: MachineShare,
-    stop_requested: Callable[[], bool],
-    run: Callable[[], object],
-    has_begun: Callable[[], bool],
-) -> TaskEnd:
-    """Runs a task in its process on the cluster. Its output goes to output.txt in its folder.
-
-    Args:
-        folder: is made if it does not exist. A new folder is removed again if the task has failed before it began,
-            for a reason that the user can correct: the command prints that reason.
-        stop_requested: returns whether a stop has been requested. Then the task does not begin.
-        run: runs the task, and raises `Stopped` if it was stopped.
-        has_begun: returns whether a session of the task has trained. Asked after `run`.
-    """
-    is_new = not folder.exists()
-    with contextlib.ExitStack() as exits:
-        failure = attempt(_print_to_folder, folder, exits)
-        end = TaskEnd(failure=failure) if failure else _run_tuned(share, stop_requested, run)
-    was_refused = end.failure is not None and end.failure.correctable
-    if is_new and was_refused and not has_begun():
-        shutil.rmtree(folder, ignore_errors=True)
-    return end
-
-
-def _print_to_folder(folder: Path, exits: contextlib.ExitStack) -> None:
-    """Makes a folder, and sends what this process prints to output.txt in it until `exits` closes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    output = exits.enter_context((folder / OUTPUT_FILE).open("a", buffering=1, encoding="utf-8"))
-    exits.enter_context(contextlib.redirect_stdout(output))
-    exits.enter_context(contextlib.redirect_stderr(output))
-
-
-def _run_tuned(share: MachineShare, stop_requested: Callable[[], bool], run: Callable[[], object]) -> TaskEnd:
-    """Tunes this process for a share of a machine, and runs a task in it; see `run_in_worker`."""
-
-    def tune_and_run() -> None:
-        if share.gpu == 0:
-            os.environ.setdefault("NPROC", str(share.cpu))  # number of XLA's threads, read when JAX starts
-        tune_process()
-        run()
-
-    if stop_requested():
-        return TaskEnd(was_stopped=True)
-    try:
-        return TaskEnd(failure=attempt(tune_and_run))
-    except Stopped:
-        return TaskEnd(was_stopped=True)
-    except KeyboardInterrupt:  # it would end this thread, for whose result others wait
-        return TaskEnd(failure=Failure("interrupted before its last checkpoint was written"))
 
 
 def main() -> None:

@@ -170,7 +170,7 @@ def test_a_killed_trial_and_a_killed_search_lose_nothing(train):
         return {path.parents[2].name for path in paths if int(path.name) > 19_900}
 
     process, family = start(0)
-    next(child for child in family if "ImplicitFunc" in " ".join(child.cmdline())).kill()
+    next(child for child in family if "ray::trial_" in " ".join(child.cmdline())).kill()
     time.sleep(5)
     assert process.poll() is None, "it goes on"
     process.kill()
