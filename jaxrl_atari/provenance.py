@@ -1,6 +1,5 @@
 """Provenance of a session's numbers: devices, arithmetic, software, machine, and what a resume changes."""
 
-from importlib.metadata import distributions
 from typing import Any
 
 from jaxrl_atari.algorithm import resolved_options
@@ -8,6 +7,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
+from jaxrl_atari.hardware.gpus import gpu_packages
 from jaxrl_atari.runs.description import software_and_machine
 
 
@@ -28,17 +28,11 @@ def find_provenance(config: Config, placement: Placement, compute_dtype: str) ->
         "coefficients": resolved_options(config).coefficients,  # a default may change with the algorithm's file
         "learns_on": [device.device_kind for device in placement.learner],
         "acts_on": [device.device_kind for device in placement.actors],
-        "gpu_software": {"driver": today["hardware"]["driver"], **_gpu_packages()} if on_gpu else {},
+        "gpu_software": {"driver": today["hardware"]["driver"], **gpu_packages()} if on_gpu else {},
         "cpu": today["hardware"]["cpu"],
         "instruction_sets": today["hardware"]["instruction_sets"],
         "threads": xla_threads(),
     }
-
-
-def _gpu_packages() -> dict[str, str]:
-    """The versions of the installed packages that compute on GPUs, such as cuDNN and cuBLAS."""
-    installed = {package.name or "": package.version for package in distributions()}  # a broken one has no name
-    return {name: installed[name] for name in sorted(installed) if name.startswith(("nvidia-", "jax-cuda"))}
 
 
 def device_text(placement: Placement, compute_dtype: str, evaluates: bool) -> str:

@@ -1,6 +1,7 @@
 """`verify --retrain`: a part of a session is trained again to the same bits, and a changed weight is found."""
 
 import contextlib
+import importlib.metadata
 import json
 import shutil
 import sys
@@ -252,8 +253,9 @@ def test_another_machine_is_refused_with_its_reason(field, value, words, run_dir
 
 @pytest.mark.parametrize("platform", ["gpu", "cpu"])
 def test_the_libraries_of_a_gpu_are_recorded_where_it_computes(platform, monkeypatch):
-    installed = [SimpleNamespace(name=name, version="9.1") for name in ("numpy", "nvidia-cudnn-cu12")]
-    monkeypatch.setattr(provenance, "distributions", lambda: installed)
+    names = ("numpy", "nvidia-ml-py", "nvidia-cudnn-cu12", None)  # a broken package has no name
+    installed = [SimpleNamespace(name=name, version="9.1") for name in names]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
     device = SimpleNamespace(platform=platform, device_kind="some device")
     found = provenance.find_provenance(CONFIG, SimpleNamespace(learner=[device], actors=[device]), "float32")
     expected = {"driver": None, "nvidia-cudnn-cu12": "9.1"} if platform == "gpu" else {}

@@ -180,7 +180,7 @@ def _readable_gpus() -> tuple[list[Gpu], list[str]]:
     """The GPUs of this machine that NVML can read, in the order of their indices, and the errors of the others.
 
     A GPU without permission, in a container or in a job on a cluster, is no error where another one is permitted.
-    Like CUDA, the indices leave out every GPU that cannot be used.
+    The indices leave it out, as those of CUDA do.
     """
     gpus, denied, errors = [], [], []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -208,6 +208,17 @@ def _mig_slice(name: str) -> Gpu | None:
 
 def _jax_plugins() -> list[str]:
     return [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
+
+
+def gpu_packages() -> dict[str, str]:
+    """The versions of the installed packages with which JAX computes on GPUs, by their names, which are sorted.
+
+    They are JAX's plugin, and NVIDIA's libraries such as cuDNN and cuBLAS. nvidia-ml-py (NVML) computes nothing.
+    """
+    installed = {package.name or "": package.version for package in importlib.metadata.distributions()}
+    prefixes = ("jax-cuda", "nvidia-")  # a broken package has no name
+    names = sorted(name for name in installed if name.startswith(prefixes) and name != "nvidia-ml-py")
+    return {name: installed[name] for name in names}
 
 
 def driver_version() -> str | None:
