@@ -120,15 +120,18 @@ def test_a_closed_terminal_is_a_stop_request_but_not_under_nohup(how, status):
     assert process.returncode == status
 
 
-IMPORTING = """
-import signal
+SWALLOWED = """
+import signal, time
 from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 
 class Ignored:
     # Python ignores what it raises, as in the callbacks of imports and of the garbage collector.
+    def __init__(self, number):
+        self.number = number
+
     def __del__(self):
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(self.number)
 
 def main():
     if {how!r} == "replaced":
@@ -136,17 +139,29 @@ def main():
             signal.raise_signal(signal.SIGTERM)
         except BaseException as error:
             raise ImportError("initialization failed") from error  # as an extension module does
-    Ignored()
+    if {how!r} != "second":
+        Ignored(signal.SIGTERM)
     if {how!r} == "returns":
         return
-    with StopRequest():
-        print("it trains")
+    try:
+        with StopRequest(quick=False, answer="stopping") as stop:
+            if {how!r} == "second":
+                signal.raise_signal(signal.SIGTERM)
+                Ignored(signal.SIGINT)
+            time.sleep(30)
+            print("it has trained")
+    finally:
+        time.sleep(0.1)
+        print("cleared up")
 cli.run(main)
 """
 
 
-@pytest.mark.parametrize("how", ["replaced", "trains", "returns"])
-def test_a_signal_during_an_import_is_not_lost(how):
-    command = [sys.executable, "-c", IMPORTING.format(how=how)]
+@pytest.mark.parametrize(
+    ("how", "printed"),
+    [("replaced", ""), ("returns", ""), ("trains", "cleared up\n"), ("second", "stopping\ncleared up\n")],
+)
+def test_a_signal_during_a_callback_is_not_lost(how, printed):
+    command = [sys.executable, "-c", SWALLOWED.format(how=how)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout, ended.stderr.splitlines()[-1]) == (130, "", "interrupted")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, printed, "interrupted\n")

@@ -23,6 +23,9 @@ REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 received: list[int] = []
 """Signals that the running command has received outside a `StopRequest`."""
 
+CALLBACK_SECONDS = 0.01
+"""After this time, an interrupt that Python has swallowed is raised again."""
+
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Signal handler: interrupts the command; at a second signal, ends the process."""
@@ -32,12 +35,28 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def interrupted() -> bool:
-    """Whether a signal has interrupted the command. A loop that takes long asks at each step.
+def keep_interrupts() -> None:
+    """From now on, a `KeyboardInterrupt` that Python swallows is raised again, in the main thread.
 
-    Python swallows a KeyboardInterrupt that is raised in a callback, such as one of the garbage collector.
+    Python swallows what a callback raises, such as one of the garbage collector or of an import, and calls
+    `sys.unraisablehook`. The command would go on. What the hook raises is swallowed too, so that it sets a timer.
     """
-    return bool(received)
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
+            before(unraisable)
+            return
+        signal.signal(signal.SIGALRM, _interrupt_again)
+        signal.setitimer(signal.ITIMER_REAL, CALLBACK_SECONDS)
+
+    sys.unraisablehook = hook
+
+
+def _interrupt_again(number: int, frame: FrameType | None) -> None:
+    """Signal handler: raises `KeyboardInterrupt`, unless the command handles one already."""
+    if not isinstance(sys.exception(), KeyboardInterrupt):
+        raise KeyboardInterrupt
 
 
 class StopRequest:
@@ -69,8 +88,6 @@ class StopRequest:
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
 
     def __enter__(self) -> Self:
-        if interrupted():
-            raise KeyboardInterrupt
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
             for number in REQUESTS:
                 if signal.getsignal(number) != signal.SIG_IGN:

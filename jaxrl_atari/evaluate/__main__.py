@@ -22,7 +22,6 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.cli.signals import interrupted
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
@@ -141,9 +140,7 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
         f"{'greedy' if options.greedy else 'sampled'} actions, seed {seed}, on {policy.device}\n"
         f"{'game':>6} {'return':>12} {'env steps':>10}"
     )
-    result = run_evaluation(
-        policy, options.episodes, seed, options.greedy, options.num_envs, say, cancelled=interrupted
-    )
+    result = run_evaluation(policy, options.episodes, seed, options.greedy, options.num_envs, say)
     std = "-" if result.std is None else f"{result.std:,.1f}"
     say(
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {std:>12}\n"

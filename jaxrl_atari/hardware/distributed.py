@@ -5,7 +5,6 @@ In a single process, `sum_over_processes`, `gather_rows` and `agree` return thei
 
 import re
 import socket
-from collections.abc import Callable
 from multiprocessing.pool import ThreadPool
 
 import jax
@@ -22,14 +21,10 @@ WAIT_SECONDS = 24 * 3_600
 """Time that a process waits for the others to start."""
 
 
-def join_processes(devices: DevicesConfig, cancelled: Callable[[], bool] = lambda: False) -> None:
+def join_processes(devices: DevicesConfig) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
-    Args:
-        cancelled: asked while this process waits for the others; if true, the wait ends.
-
     Raises:
-        KeyboardInterrupt: `cancelled` was true.
         UserError: the options do not say where the other processes are, or process 0 cannot use its port.
     """
     limit_jax(devices)
@@ -59,8 +54,6 @@ def join_processes(devices: DevicesConfig, cancelled: Callable[[], bool] = lambd
             joined = thread.apply_async(jax.distributed.initialize, kwds=options)
             while not joined.ready():
                 joined.wait(0.2)
-                if cancelled():
-                    raise KeyboardInterrupt
             joined.get()
     except (RuntimeError, ValueError) as error:
         raise UserError(

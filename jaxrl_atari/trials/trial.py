@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.cli.signals import interrupted
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.config_dicts import changed_fields
@@ -90,7 +89,7 @@ def run_training(
     if config.resume_note:
         notes.append(f"note: {config.resume_note}")
     if config.devices.distributed:
-        distributed.join_processes(config.devices, cancelled=interrupted)
+        distributed.join_processes(config.devices)
     if not distributed.is_leader():
         leaders_directory = Path(distributed.agree(""))
         _follow(config, leaders_directory, stop)
