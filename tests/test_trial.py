@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+from multiprocessing import popen_spawn_posix
 from multiprocessing.pool import ThreadPool
 
 import pytest
@@ -420,6 +422,7 @@ def test_the_only_session_fails_alike_in_a_process_of_its_own(tmp_path):
         ),
         ({"sessions": 1}, 1, [{"CUDA_VISIBLE_DEVICES": "3"}]),
         ({"devices": DevicesConfig(gpu=1)}, 1, [{}]),  # in this process, which limits JAX to that GPU
+        ({"devices": DevicesConfig(actor=0)}, 1, [{}]),  # the index counts both GPUs
         ({"devices": DevicesConfig(data_parallel="all")}, 1, [{}]),
         ({"devices": DevicesConfig(gpu=False)}, 1, [{}]),
         ({"devices": DevicesConfig(gpu=False), "trial": TrialConfig(parallel=2)}, 2, [{}]),
@@ -496,6 +499,23 @@ def test_an_error_where_a_session_has_ended_waits_until_the_others_have_saved(tm
     with pytest.raises(OSError, match="No space"):
         run_processes(jobs, small_sessions.one_ends, on_end, slots=[Slot("here", {})], parallel=3)
     assert sorted(path.name for path in tmp_path.glob("saved *")) == ["saved 1", "saved 2"]
+
+
+@pytest.mark.long
+def test_ctrl_c_while_a_process_starts_is_not_lost(tmp_path, monkeypatch):
+    launch = popen_spawn_posix.Popen._launch
+
+    def launch_under_ctrl_c(popen, process):
+        signal.raise_signal(signal.SIGINT)
+        launch(popen, process)
+
+    monkeypatch.setattr(popen_spawn_posix.Popen, "_launch", launch_under_ctrl_c)
+    jobs = [Job(None, tmp_path, number, description={}, position=number) for number in (1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        run_processes(
+            jobs, small_sessions.begin_alone, lambda job, failure: None, slots=[Slot("here", {})], parallel=1
+        )
+    assert not (tmp_path / "begun 2").exists()
 
 
 @pytest.mark.long

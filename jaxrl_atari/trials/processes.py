@@ -14,6 +14,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -28,19 +30,22 @@ from jaxrl_atari.output import counted
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train, attempt
 from jaxrl_atari.trials.slots import Slot
 
-KEEPS_PROGRAMS = "keeps programs"
-"""The message of a session's process that it keeps compiled programs in a cache; see `tune_process`."""
-
-COMPILED = "compiled"
-"""The message of a session's process that no other need wait for its programs: it has compiled them, in its first
-update, or keeps none. A process also sends the `Failure` of its session."""
-
 _SPAWN = multiprocessing.get_context("spawn")
+
+_PROCESS_NAME = "jaxrl_atari session"
+"""The beginning of the name of a session's process, which has its name before it imports the user's script."""
+
+
+class Message(Enum):
+    """What the process of a session says to its parent. It also sends the `Failure` of its session."""
+
+    KEEPS_PROGRAMS = "it keeps the programs that it compiles, in the cache of `tune_process`"
+    NOTHING_TO_WAIT_FOR = "it has compiled its programs, in its first update, or keeps none"
 
 
 def in_session_process() -> bool:
     """Whether this is the process of a session."""
-    return multiprocessing.current_process().name.startswith("session ")
+    return multiprocessing.current_process().name.startswith(_PROCESS_NAME)
 
 
 def require_can_start_processes(train: Train) -> None:
@@ -134,7 +139,7 @@ class _Processes:
         self._slots = slots
         self._parallel = parallel
         self._announced: set[int] = set()  # `Job.program` of the programs whose compiler has been named
-        self._compiled: set[int] = set()  # `Job.program` of the programs for which no session need wait
+        self._available: set[int] = set()  # `Job.program` of the programs for which no session need wait
 
     def start_next(self) -> bool:
         """Starts the first job whose programs no other session is compiling, if there is room for a process.
@@ -142,7 +147,7 @@ class _Processes:
         Returns:
             Whether a job was started.
         """
-        compiling = {child.job.program for child in self.running} - self._compiled
+        compiling = {child.job.program for child in self.running} - self._available
         job = next((job for job in self.waiting if job.program not in compiling), None)
         if job is None or len(self.running) == self._parallel:
             return False
@@ -163,10 +168,10 @@ class _Processes:
         """Reads the output and messages of all processes, and returns the processes that have ended."""
         ended = [child for child in self.running if child.read()]
         for child in self.running:
-            if child.keeps_programs:
+            if Message.KEEPS_PROGRAMS in child.messages:
                 self._announce(child.job)
-            if child.has_compiled:
-                self._compiled.add(child.job.program)
+            if Message.NOTHING_TO_WAIT_FOR in child.messages:
+                self._available.add(child.job.program)
         self.running = [child for child in self.running if child not in ended]
         return ended
 
@@ -207,33 +212,34 @@ class _Child:
         self.job = job
         self.slot_index = slot_index
         self.failure: Failure | None = None
-        self.keeps_programs = False
-        self.has_compiled = False
+        self.messages: set[Message] = set()  # that it has sent
         self._line = b""  # the beginning of a line whose end has not been read yet
-        self._messages, write_messages = _SPAWN.Pipe(duplex=False)
+        self._pipe, write_messages = _SPAWN.Pipe(duplex=False)
         self._output, write_output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
         # The ends for writing stay open here too: without a writer, `poll` would announce an end of file.
         self._kept_open = write_messages, write_output
         arguments = (train, job, variables, write_messages, write_output)
-        self.process = _SPAWN.Process(target=_run, args=arguments, name=f"session {job.session}", daemon=True)
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process inherits it
+        self.process = _SPAWN.Process(
+            target=_run, args=arguments, name=f"{_PROCESS_NAME} {job.session}", daemon=True
+        )
+        # The new process inherits the block, until it ignores SIGINT. This one answers a SIGINT of now after it.
+        resource_tracker.ensure_running()  # it would be started below, which unblocks SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             self.process.start()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def read(self) -> bool:
         """Prints the output of the process, receives its messages, and returns whether it has ended."""
         # Asked before reading: a process that has ended then writes no more, and all its output is read below.
         has_ended = self.process.exitcode is not None
-        while self._messages.poll():
-            message = self._messages.recv()
+        while self._pipe.poll():
+            message: Message | Failure = self._pipe.recv()
             if isinstance(message, Failure):
                 self.failure = message
-            elif message == KEEPS_PROGRAMS:
-                self.keeps_programs = True
             else:
-                self.has_compiled = True
+                self.messages.add(message)
         output = self._output
         while output is not None and output.poll():
             *lines, self._line = (self._line + os.read(output.fileno(), 1 << 16)).split(b"\n")
@@ -261,6 +267,8 @@ def _run(
     train: Train, job: Job, variables: Mapping[str, str], messages: Connection, output: Connection | None
 ) -> None:
     """Trains a job in its process. JAX has been imported, but has not started."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.update(variables)
     if output is not None:
         os.dup2(output.fileno(), 1)
@@ -275,15 +283,15 @@ def _run(
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    def send(message: Failure | str) -> None:
+    def send(message: Message | Failure) -> None:
         with contextlib.suppress(OSError):  # the parent has ended, and the last checkpoint is still to be written
             messages.send(message)
 
     def main() -> None:
         tune_process()
         keeps_programs = jax_config.jax_enable_compilation_cache and jax_config.jax_compilation_cache_dir
-        send(KEEPS_PROGRAMS if keeps_programs else COMPILED)
-        failure = attempt(train, job, on_first_update=lambda: send(COMPILED))
+        send(Message.KEEPS_PROGRAMS if keeps_programs else Message.NOTHING_TO_WAIT_FOR)
+        failure = attempt(train, job, on_first_update=lambda: send(Message.NOTHING_TO_WAIT_FOR))
         if failure is not None:
             send(failure)
             sys.exit(1)
