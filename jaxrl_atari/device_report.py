@@ -10,7 +10,7 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 import dataclasses
 import importlib.metadata
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -19,10 +19,10 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.devices import local_device, local_gpus
+from jaxrl_atari.devices import learner_devices, local_gpus
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import driver_version, visible_gpus
+from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.gpus import driver_version, gpu_packages, visible_gpus
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.output import say
 from jaxrl_atari.update_memory import memory_report
@@ -50,7 +50,8 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
     print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
-    gpus = local_gpus(start_gpus())
+    found = start_gpus()
+    gpus = local_gpus(found)
 
     faults = [*visible.failing]
     if visible.fault == "driver":
@@ -62,9 +63,12 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
     if not visible.gpus and visible.fault is None:
         say(f"no GPU: {visible.why_none}")
 
-    print_choices(gpus)
+    print_choices(found)
     if with_memory and not faults:
-        say(memory_report(config, learner_devices(config.devices, gpus)))
+        devices = config.devices
+        if devices.distributed:  # the part of this process
+            devices = dataclasses.replace(devices, distributed=False, data_parallel="all")
+        say(memory_report(config, learner_devices(devices, choose_devices(devices), found)))
 
     problems = [*faults]
     if visible.fault == "plugin":
@@ -77,13 +81,13 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
 
 
 def print_versions() -> None:
-    """Prints the versions of the NVIDIA driver, and of the packages whose names begin with jax or nvidia."""
-    version = driver_version()
-    if version is not None:
-        say(f"NVIDIA driver {version}")
-    for package in importlib.metadata.distributions():
-        if package.name.startswith(("jax", "nvidia-")):
-            say(f"{package.name} {package.version}")
+    """Prints the versions of the NVIDIA driver, of JAX, and of the packages with which it computes on GPUs."""
+    driver = driver_version()
+    if driver is not None:
+        say(f"NVIDIA driver {driver}")
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")} | gpu_packages()
+    for name, version in versions.items():
+        say(f"{name} {version}")
 
 
 def try_devices(devices: Sequence[jax.Device]) -> list[str]:
@@ -101,33 +105,19 @@ def try_devices(devices: Sequence[jax.Device]) -> list[str]:
     return faults
 
 
-def print_choices(gpus: Mapping[int, jax.Device]) -> None:
+def print_choices(found: Sequence[jax.Device]) -> None:
     """Prints the device that each value of `devices.gpu` picks.
 
     Args:
-        gpus: those of `local_gpus`, with all visible GPUs on which JAX can start.
+        found: the GPUs on which JAX has started.
     """
     for option in ("auto", True, False, *range(len(visible_gpus().gpus))):
+        devices = DevicesConfig(gpu=option)
         try:
-            device = learner_devices(DevicesConfig(gpu=option), gpus)[0]
+            device = learner_devices(devices, choose_devices(devices), found)[0]
         except UserError:
             device = "an error"
         say(f"devices.gpu = {str(option).lower():6}{device}")
-
-
-def learner_devices(devices: DevicesConfig, gpus: Mapping[int, jax.Device]) -> tuple[jax.Device, ...]:
-    """The devices of this process that would learn with these options.
-
-    Args:
-        gpus: as for `print_choices`.
-
-    Raises:
-        ConfigError: this machine does not have them, or JAX has started without one of them.
-    """
-    chosen = choose_devices(devices).learner
-    if chosen:
-        return tuple(local_device(index, gpus, "devices.gpu") for index in chosen)
-    return first_devices(devices, jax.devices("cpu"), "the CPU devices of JAX")
 
 
 def multiply(device: jax.Device) -> str:

@@ -13,7 +13,7 @@ import jax
 from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.choice import choose_devices, first_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.gpus import gpu_provider
 from jaxrl_atari.option_forms import GpuOption
@@ -51,17 +51,13 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     found = start_gpus()
     if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
         chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
-    gpus = local_gpus(found)
-    if chosen.learner and not devices.distributed:
-        learner = tuple(local_device(index, gpus, field) for index in chosen.learner)
-    else:
-        available = found if chosen.learner else jax.devices("cpu")
-        learner = first_devices(devices, available, "the devices of JAX")
+    learner = learner_devices(devices, chosen, found, field)
     processes = {device.process_index for device in learner}
     expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
     enough = len(processes) == jax.process_count()
     require(enough, "devices.data_parallel", devices.data_parallel, expected)
     local = tuple(device for device in learner if device.process_index == jax.process_index())
+    gpus = local_gpus(found)
     actors = local
     if devices.actor != "learner":
         actors = (local_device(chosen.actor, gpus, "devices.actor"),) * len(local)
@@ -69,6 +65,26 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     if devices.evaluator != "learner":
         evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
     return Placement(learner, actors, evaluator, chosen.why_learner)
+
+
+def learner_devices(
+    devices: DevicesConfig, chosen: DeviceChoice, found: Sequence[jax.Device], field: str = "devices.gpu"
+) -> tuple[jax.Device, ...]:
+    """The devices that learn, of all processes.
+
+    Args:
+        chosen: the GPUs that `devices` asks for.
+        found: the GPUs that `start_gpus` has returned.
+        field: name of `devices.gpu` in messages.
+
+    Raises:
+        ConfigError: JAX has started without one of these devices.
+    """
+    if chosen.learner and not devices.distributed:
+        gpus = local_gpus(found)
+        return tuple(local_device(index, gpus, field) for index in chosen.learner)
+    available = found if chosen.learner else jax.devices("cpu")
+    return first_devices(devices, available, "the devices of JAX")
 
 
 def local_gpus(found: Sequence[jax.Device]) -> dict[int, jax.Device]:

@@ -10,7 +10,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.choice import choose_devices, rotate, session_gpus
+from jaxrl_atari.hardware.choice import choose_devices, consecutive_blocks, divide_gpus
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
 
@@ -181,33 +181,34 @@ def test_gpu_false_does_not_touch_a_real_gpu():
 @pytest.mark.parametrize(
     ("visible", "per_session", "offset", "expected"),
     [
-        (2, 1, 1, [(1,), (0,), (1,), (0,)]),
-        (3, 1, 7, [(1,), (2,), (0,), (1,)]),
-        (4, 2, 1, [(1, 2), (3, 0), (1, 2), (3, 0)]),
-        (5, 2, 0, [(0, 1), (2, 3), (0, 1), (2, 3)]),
-        (1, 1, 3, [(0,)] * 4),
+        (2, 1, 1, [(1,), (0,)]),
+        (3, 1, 7, [(1,), (2,), (0,)]),
+        (4, 2, 1, [(1, 2), (3, 0)]),
+        (5, 2, 0, [(0, 1), (2, 3)]),
+        (5, 2, 4, [(0, 1), (2, 3)]),
+        (1, 1, 3, [(0,)]),
     ],
 )
-def test_rotate(visible, per_session, offset, expected):
-    assert [rotate(number, visible, per_session, offset) for number in range(4)] == expected
+def test_consecutive_blocks(visible, per_session, offset, expected):
+    assert consecutive_blocks(visible, per_session, offset) == expected
 
 
 def places(**devices):
-    return [session_gpus(DevicesConfig(**devices), session)[0] for session in range(4)]
+    return divide_gpus(DevicesConfig(**devices)).blocks
 
 
 def test_sessions_cycle_through_the_gpus(simulate, monkeypatch):
     simulate(4)
     assert places() == [(0,), (1,), (2,), (3,)]
-    assert places(data_parallel=2) == [(0, 1), (2, 3), (0, 1), (2, 3)]
-    assert places(data_parallel="all") == [(0, 1, 2, 3)] * 4
-    assert places(gpu=2) == [(2,)] * 4  # an index does not rotate
-    assert places(gpu=0, actor=1) == places(evaluator=1) == [(0, 1, 2, 3)] * 4
-    assert places(gpu=False) == [()] * 4
+    assert places(data_parallel=2) == [(0, 1), (2, 3)]
+    assert places(data_parallel="all") == places(distributed=True) == [(0, 1, 2, 3)]
+    assert places(gpu=2) == [(2,)]  # an index does not rotate
+    assert places(gpu=0, actor=3) == places(evaluator=3) == [(0, 3)]
+    assert places(gpu=False) == [()]
     monkeypatch.setenv("CUDA_OFFSET", "3")
     assert places(gpu=True) == [(3,), (0,), (1,), (2,)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    assert places() == [(1,), (0,), (1,), (0,)]
+    assert places() == [(1,), (0,)]
 
 
 def test_impossible_places_are_rejected(simulate, monkeypatch):
@@ -235,11 +236,6 @@ def test_impossible_places_are_rejected(simulate, monkeypatch):
 def test_the_gpus_that_a_config_uses(options, learner, actor, evaluator, machine):
     assert choose_devices(DevicesConfig(**options))[2:5] == (learner, actor, evaluator)
     assert ("nvmlInit" in machine.calls) == (options.get("gpu") is not False)
-
-
-def test_the_memory_of_an_update_that_cpu_devices_share_is_that_of_their_part():
-    cpus = device_report.learner_devices(DevicesConfig(gpu=False, data_parallel=2), {})
-    assert cpus == tuple(jax.devices("cpu")[:2])
 
 
 # --- Memory fractions --------------------------------------------------------------------------------------------
@@ -296,7 +292,7 @@ def test_report_of_the_devices():
     options = ("--config", "configs/qbert.py", "--env.num-envs", "128", "--devices.gpu", "1")
     result = report(python, *options, **simulated(2))
     assert result.returncode == 0, result.stderr
-    assert f"\njax {jax.__version__}\n" in result.stdout
+    assert f"jax {jax.__version__}" in result.stdout.splitlines()
     assert result.stdout.count("matrix product right") == 3  # two GPUs and the CPU
     for line in ("devices.gpu = auto  cpu:1", "devices.gpu = true  cpu:1", "devices.gpu = 1     cpu:2"):
         assert line in result.stdout

@@ -1,8 +1,8 @@
 """Choice of GPUs: which ones a config asks for, how sessions divide them, and how JAX starts on them.
 
-The process that starts the sessions of a trial calls `session_gpus`, to divide the GPUs among them. Each process
-that trains then calls `limit_jax`, so that JAX sees only the GPUs of its session, and `start_gpus`. Of the
-functions here, only `start_gpus` starts JAX's back end.
+`choose_devices` finds the GPUs that a config asks for. The process that starts the sessions of a trial calls
+`divide_gpus`, to divide the GPUs among them. Each process that trains then calls `limit_jax`, so that JAX sees
+only the GPUs of its session, and `start_gpus`. Of the functions here, only `start_gpus` starts JAX's back end.
 """
 
 import os
@@ -23,7 +23,7 @@ from jaxrl_atari.option_forms import GpuOption, gpu_index
 Device = TypeVar("Device")
 
 
-def choose_gpu(option: GpuOption | Literal["learner"], visible: VisibleGpus, field: str) -> int | None:
+def _gpu_of(option: GpuOption | Literal["learner"], visible: VisibleGpus, field: str) -> int | None:
     """The index of the visible GPU that an option means; None for the CPU, or for the learner's device.
 
     | option | GPU |
@@ -75,6 +75,12 @@ class DeviceChoice(NamedTuple):
     evaluator: int | None  # as `actor`
     why_learner: str  # why the learner has these devices
 
+    @property
+    def used(self) -> tuple[int, ...]:
+        """The GPUs that learn, act or evaluate."""
+        indices = (*self.learner, self.actor, self.evaluator)
+        return tuple(sorted({index for index in indices if index is not None}))
+
 
 def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
     """The GPUs that a config asks for.
@@ -88,9 +94,9 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     why_learner = f"{field} = {str(devices.gpu).lower()}"
     visible = VisibleGpus((), why_learner) if devices.gpu is False else visible_gpus()
     all_indices = range(len(visible.gpus))
-    first = choose_gpu(devices.gpu, visible, field)
-    actor = choose_gpu(devices.actor, visible, "devices.actor")
-    evaluator = choose_gpu(devices.evaluator, visible, "devices.evaluator")
+    first = _gpu_of(devices.gpu, visible, field)
+    actor = _gpu_of(devices.actor, visible, "devices.actor")
+    evaluator = _gpu_of(devices.evaluator, visible, "devices.evaluator")
     if devices.distributed:  # `data_parallel` counts the devices of all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
         require(gpu_index(devices.gpu) is None, field, devices.gpu, "no index with devices.distributed", hint)
@@ -112,48 +118,55 @@ def _num_cpu_devices() -> int:
     return max(1, jax_config.jax_num_cpu_devices, *map(int, asked))
 
 
-# --- Rotation ----------------------------------------------------------------------------------------------------
+# --- Division among sessions -------------------------------------------------------------------------------------
 
 
-def rotate(number: int, count: int, per_session: int, offset: int) -> tuple[int, ...]:
-    """A block of consecutive GPUs for one session, as indices into `count` visible ones.
+class GpuBlocks(NamedTuple):
+    """The GPUs of a machine in blocks, on which the sessions of a trial, suite or sweep train in turn."""
 
-    With one GPU per session, the index is `(number + offset) % count`. If `count` is not a multiple of
-    `per_session`, the remaining GPUs stay idle, so that two sessions share all their GPUs or none.
-
-    Args:
-        number: number of the block; the blocks come again in the same order.
-        per_session: GPUs in a block.
-        offset: the GPU at which block 0 starts.
-    """
-    first = number * per_session + offset
-    used = count - count % per_session
-    return tuple((first + i) % used for i in range(per_session))
+    blocks: list[tuple[int, ...]]  # at least one, each with indices of visible GPUs; `[()]` if the CPU learns
+    why: str  # why sessions get these devices
+    sees_all: bool = False  # whether a session has to see all visible GPUs, of which it uses those of its block
 
 
-def session_gpus(devices: DevicesConfig, position: int) -> tuple[tuple[int, ...], str]:
-    """The GPUs of the session at `position` among the first sessions of a trial, suite or sweep.
+def divide_gpus(devices: DevicesConfig) -> GpuBlocks:
+    """Divides the visible GPUs into blocks.
 
-    With `auto` and `true` these sessions take the visible GPUs in order, starting at CUDA_OFFSET; each later one
-    takes GPUs that become free (`trials/processes.py`). With an index, all sessions have the same GPUs. If the
-    actor or the evaluator has an index, a session sees all GPUs, because the index counts all of them.
+    | the config | blocks |
+    |---|---|
+    | learns on the CPU | one, without a GPU |
+    | names a GPU by its index, or learns in several processes | one: the GPUs that it uses |
+    | otherwise | each has `devices.data_parallel` consecutive GPUs; the first starts at CUDA_OFFSET |
 
-    Returns:
-        The indices of its GPUs, empty for the CPU; and the reason.
+    An index counts all visible GPUs, so that a session has to see them all.
 
     Raises:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
     chosen = choose_devices(devices)
-    all_indices = tuple(range(len(chosen.gpus)))
     offset = whole_number_variable("CUDA_OFFSET", Limits(0)) or 0
-    others_by_index = any(gpu_index(option) is not None for option in (devices.actor, devices.evaluator))
-    if chosen.learner and (devices.distributed or others_by_index):
-        return all_indices, f"{chosen.why_learner}; the session sees all GPUs"
-    if not chosen.learner or gpu_index(devices.gpu) is not None:
-        return chosen.learner, chosen.why_learner
-    block = rotate(position, len(all_indices), len(chosen.learner), offset)
-    return block, f"{len(all_indices)} visible, CUDA_OFFSET {offset}"
+    if not chosen.learner:
+        return GpuBlocks([()], chosen.why_learner)
+    options = (devices.gpu, devices.actor, devices.evaluator)
+    if devices.distributed or any(gpu_index(option) is not None for option in options):
+        return GpuBlocks([chosen.used], chosen.why_learner, sees_all=True)
+    count = len(chosen.gpus)
+    blocks = consecutive_blocks(count, len(chosen.learner), offset)
+    return GpuBlocks(blocks, f"{count} visible, CUDA_OFFSET {offset}")
+
+
+def consecutive_blocks(count: int, size: int, offset: int) -> list[tuple[int, ...]]:
+    """Blocks of consecutive GPUs, as indices into `count` visible ones.
+
+    If `count` is not a multiple of `size`, the remaining GPUs stay idle, so that no two blocks share a GPU.
+
+    Args:
+        size: GPUs in a block.
+        offset: the first block starts at this GPU, modulo the number of GPUs that are used.
+    """
+    used = count - count % size
+    firsts = range(offset, offset + used, size)
+    return [tuple((first + i) % used for i in range(size)) for first in firsts]
 
 
 # --- JAX's back end ----------------------------------------------------------------------------------------------
@@ -173,8 +186,7 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     if devices.deterministic:
         use_deterministic_kernels()
     if chosen.gpus:
-        used = {index for index in (*chosen.learner, chosen.actor, chosen.evaluator) if index is not None}
-        gpu_provider().limit(used)
+        gpu_provider().limit(chosen.used)
     else:
         forbid_gpu(chosen.why_none)
     return chosen

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.envs import THREADS
-from jaxrl_atari.hardware.choice import session_gpus
+from jaxrl_atari.hardware.choice import GpuBlocks, divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
-from jaxrl_atari.option_forms import gpu_index
 
 
 class Slot(NamedTuple):
@@ -46,37 +45,31 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
-    blocks: list[tuple[tuple[int, ...], str]] = []  # GPUs that a session takes, and why
-    for position in range(sessions):
-        block = session_gpus(config.devices, position)
-        if block in blocks:  # from here on, the blocks come again in the same order
-            break
-        blocks.append(block)
+    division = divide_gpus(config.devices)
+    blocks = division.blocks[:sessions]
     parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
     sharing = math.ceil(parallel / len(blocks))
-    slots = [_slot(config.devices, indices, why, sharing) for indices, why in blocks]
+    slots = [_slot(config.devices, block, division, sharing) for block in blocks]
     if parallel > 1:
         threads = {THREADS: str(max(1, emulator_cores() // parallel))}
         slots = [slot._replace(variables={**slot.variables, **threads}) for slot in slots]
     return SlotPlan(slots, parallel)
 
 
-def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int) -> Slot:
+def _slot(devices: DevicesConfig, block: Sequence[int], division: GpuBlocks, sharing: int) -> Slot:
     """Makes the slot of a block of GPUs, or of the CPU.
 
     Args:
-        indices: the GPUs of the block, as indices of the visible ones; empty for the CPU.
-        why: why these devices were chosen.
+        block: one of `division.blocks`.
         sharing: number of sessions that train there at a time.
     """
-    if not indices:
-        return Slot(f"on CPU ({why})", {})
+    if not block:
+        return Slot(f"on CPU ({division.why})", {})
     visible = visible_gpus().gpus
-    gpus = [visible[index] for index in indices]
-    where = f"GPU {','.join(map(str, indices))}"
+    gpus = [visible[index] for index in block]
+    where = f"GPU {','.join(map(str, block))}"
     variables = {}
-    # An index such as `devices.gpu = 3` counts all visible GPUs, so that the session has to see them all.
-    if gpu_index(devices.gpu) is None and len(gpus) < len(visible):
+    if not division.sees_all and len(gpus) < len(visible):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
     fraction = None
     if sharing > 1:
@@ -84,4 +77,4 @@ def _slot(devices: DevicesConfig, indices: Sequence[int], why: str, sharing: int
     if fraction is not None:
         where += f", {fraction:.0%} of its memory"
         variables[FRACTION] = str(fraction)
-    return Slot(f"on {where} ({why})", variables)
+    return Slot(f"on {where} ({division.why})", variables)
