@@ -93,7 +93,7 @@ def draw_setting_curves(sweep_dir: Path) -> list[Path]:
     return files
 
 
-def each_with_log_point(
+def each_usable(
     work: Callable[[Path], Result], directories: Mapping[str, Path], is_only_one: bool
 ) -> dict[str, Result]:
     """Reads or draws directories of one kind.
@@ -180,13 +180,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     kinds = by_kind(dict(zip(names, directories, strict=True)))
 
     # Runs and suites are read before anything is drawn, so that one that cannot be read is an error at once.
-    runs = each_with_log_point(read_run, kinds.runs, count == 1)
+    runs = each_usable(read_run, kinds.runs, count == 1)
     suites = {name: read_suite(path) for name, path in kinds.suites.items()}
     for suite in suites.values():
         for problem in suite.damaged.values():
             say(f"not drawn: {problem}", sys.stderr)
-    drawn = each_with_log_point(draw_search, kinds.searches, count == 1)
-    drawn |= each_with_log_point(draw_setting_curves, kinds.sweeps, count == 1)
+    drawn = each_usable(draw_search, kinds.searches, count == 1)
+    drawn |= each_usable(draw_setting_curves, kinds.sweeps, count == 1)
     if not (runs or suites or drawn):
         raise UserError("nothing is drawn: the lines above say why")
     for files in drawn.values():

@@ -46,7 +46,7 @@ from jaxrl_atari.search import (
 )
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import read_search, to_dict
-from jaxrl_atari.search.results import save_results, search_results
+from jaxrl_atari.search.results import save_search_results, search_results
 from jaxrl_atari.search.study import open_study, start_trial
 from jaxrl_atari.search.trial import Reporter, train_trial
 from jaxrl_atari.trials import ray_cluster, ray_worker
@@ -75,7 +75,7 @@ def new_search(folder, config=None, **options):
 
 
 def write_results(folder):
-    save_results(folder, search_results(folder))
+    save_search_results(folder, search_results(folder))
 
 
 def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes):
@@ -632,35 +632,48 @@ def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
     assert {row["status"][:24] for row in read_csv(search_dir / "trials.csv")} == {"failed: FileExistsError:"}
 
 
-ENDING_BADLY = """
+ON_RAY = """
 import sys
 from functools import partial
 from pathlib import Path
-from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.trials.launch import Job
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
 import small_sessions
 
+folder = Path(sys.argv[1])
+cluster = {"address": "", "devices": DevicesConfig(gpu=False), "resources": ResourcesConfig()}
+set_up_ray(**cluster)
+from jaxrl_atari.trials.ray_tasks import RayTask, run_on_ray, run_tasks  # imports Ray
+"""
+
+
+def run_on_ray(script, folder):
+    """Runs a script that begins with `ON_RAY`. Returns its exit status and output."""
+    process = start("-c", ON_RAY + script, folder, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
+    output, _ = process.communicate(timeout=250)
+    return process.returncode, output
+
+
+ENDING_BADLY = """
 def on_end(failure):
     raise OSError("no results")
 
-devices = DevicesConfig(gpu=False)
-set_up_ray("", devices, ResourcesConfig())
-from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # imports Ray
-
-folders = [Path(sys.argv[1]) / f"trial_{number}" for number in range(2)]
-tasks = [RayTask(folder.name, folder, partial(small_sessions.one_trial_ends, folder), str, on_end)
-         for folder in folders]
-run_tasks(tasks, "trial", directory=Path(sys.argv[1]), address="", devices=devices, resources=ResourcesConfig())
+tasks = []
+for number in range(2):
+    directory = folder / f"trial_{number}"
+    run = partial(small_sessions.one_trial_ends, directory)
+    tasks.append(RayTask(directory.name, directory, run, progress=str, on_end=on_end))
+run_tasks(tasks, "trial", directory=folder, **cluster)
 """
 
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_saved(tmp_path):
-    process = start("-c", ENDING_BADLY, tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
-    output, _ = process.communicate(timeout=250)
-    assert process.returncode == 1, output
+    status, output = run_on_ray(ENDING_BADLY, tmp_path)
+    assert status == 1, output
     assert output.splitlines()[-1] == "OSError: no results"
     assert (tmp_path / "saved").exists(), output
 
@@ -677,22 +690,9 @@ def test_the_error_of_the_process_that_starts_ray_is_named(tmp_path, monkeypatch
 
 
 FAILING = """
-import sys
-from pathlib import Path
-from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.trials.launch import Job
-from jaxrl_atari.trials.ray_cluster import set_up_ray
-from jaxrl_atari.trials.resources import ResourcesConfig
-import small_sessions
-
-folder = Path(sys.argv[1])
-devices = DevicesConfig(gpu=False)
-set_up_ray("", devices, ResourcesConfig())
-from jaxrl_atari.trials.ray_tasks import run_on_ray  # imports Ray
-
 jobs = [Job(Config(), folder, number, description={}, position=number) for number in range(2)]
 run_on_ray(jobs, small_sessions.train_and_fail, lambda job, failure: job.say(f"{failure.reason}"),
-           directory=folder, address="", devices=devices, resources=ResourcesConfig())
+           directory=folder, **cluster)
 """
 
 
@@ -700,9 +700,8 @@ run_on_ray(jobs, small_sessions.train_and_fail, lambda job, failure: job.say(f"{
 @pytest.mark.timeout(300)
 def test_what_a_session_wrote_is_kept_on_a_cluster_once_it_has_trained(tmp_path):
     """Session 1 was refused before its first update: its new directory is removed."""
-    process = start("-c", FAILING, tmp_path, PYTHONPATH=f"{ROOT}{os.pathsep}{ROOT / 'tests'}")
-    output, _ = process.communicate(timeout=250)
-    assert process.returncode == 0, output
+    status, output = run_on_ray(FAILING, tmp_path)
+    assert status == 0, output
     for number in range(2):
         assert f"session {number}  seed = {number}: expected another one" in output
         described = read_json(tmp_path / f"described_{number}.json")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from optuna import Study
+
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config
@@ -27,7 +29,7 @@ from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, option_values, read_search, to_dict
-from jaxrl_atari.search.results import SearchResults, save_results, search_results
+from jaxrl_atari.search.results import SearchResults, save_search_results, search_results
 from jaxrl_atari.search.study import (
     failure_text,
     open_study,
@@ -122,27 +124,31 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
         say(f"{'search directory:' if is_new else 'resuming'} {search_dir}")
         if before is not None:
             say_changes("changed", changed_fields(before, values))
-        failures = _train_trials(config, search, search_dir, unfinished)
+        study = open_study(search_dir, search)
+        failures = _train_trials(config, search, search_dir, study, unfinished)
         if is_new and failures and not has_session(search_dir):
             raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
         say(f"\n{results.text}")
         _try_to_save(search_dir, results)
     if config.log.graphs:
-        _try_to_draw(search_dir, search)
+        _try_to_draw(search_dir, study)
         try_report(search_dir)
-    trials = open_study(search_dir, search).trials[: search.trials]
+    trials = study.trials[: search.trials]
     if all(failure_text(trial) for trial in trials):
         last = failure_text(trials[-1])
         raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {last}")
     return search_dir
 
 
-def _train_trials(config: Config, search: SearchConfig, search_dir: Path, unfinished: Sequence[int]) -> list[str]:
+def _train_trials(
+    config: Config, search: SearchConfig, search_dir: Path, study: Study, unfinished: Sequence[int]
+) -> list[str]:
     """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
 
     Args:
-        unfinished: the numbers of these trials.
+        study: gets the trials that it lacks.
+        unfinished: the numbers of the trials that have not ended.
 
     Returns:
         The reasons of the trials that failed in this start.
@@ -152,7 +158,6 @@ def _train_trials(config: Config, search: SearchConfig, search_dir: Path, unfini
     """
     from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # here, after `set_up_ray`: it imports Ray
 
-    study = open_study(search_dir, search)
     for _ in range(len(study.trials), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
     reasons: list[str] = []
@@ -207,15 +212,15 @@ def _progress(run_dir: Path) -> str:
 def _try_to_save(search_dir: Path, results: SearchResults) -> None:
     """Saves results, or prints why they could not be saved. A resume makes them again from the study."""
     try:
-        save_results(search_dir, results)
+        save_search_results(search_dir, results)
     except OSError as error:
         say(f"results are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
 
 
-def _try_to_draw(search_dir: Path, search: SearchConfig) -> None:
+def _try_to_draw(search_dir: Path, study: Study) -> None:
     """Draws the graphs of a search, or prints why they could not be saved."""
     try:
-        draw_graphs(open_study(search_dir, search), search_dir / GRAPHS_FOLDER)
+        draw_graphs(study, search_dir / GRAPHS_FOLDER)
     except OSError as error:
         say(f"graphs are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
 

@@ -62,7 +62,7 @@ def search_results(search_dir: Path) -> SearchResults:
     return SearchResults(rows, table, best)
 
 
-def save_results(search_dir: Path, results: SearchResults) -> None:
+def save_search_results(search_dir: Path, results: SearchResults) -> None:
     """Writes trials.csv, trials.md and, once there is a best trial, NAME_best.py."""
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(results.rows)

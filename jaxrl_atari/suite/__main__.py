@@ -28,7 +28,7 @@ from jaxrl_atari.suite.vary import parse_vary, vary_options
 from jaxrl_atari.trials.launch import Job
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
-from jaxrl_atari.trials.slots import plan_slots
+from jaxrl_atari.trials.slots import check_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.address:
         set_up_ray(options.address, config.devices, options.resources)
     else:
-        plan_slots(config, plan.total_sessions)
+        check_slots(config, plan.total_sessions)
     is_new = before is None
     with claim_run_dir(config, options.directory, is_new) as directory:
         jobs = unfinished_jobs_of_sweep(directory, plan)
