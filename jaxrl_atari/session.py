@@ -201,8 +201,6 @@ class Session:
         if self.evaluator is not None:
             self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
         digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
-        if digests is None:  # another session has trained it
-            return
         # Whether an evaluation is running now depends on the machine's speed.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
         written = WrittenCheckpoint(

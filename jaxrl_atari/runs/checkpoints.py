@@ -6,7 +6,7 @@ SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
 SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further items, if there are any
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
-SESSION_DIR/checkpoints/replaced_<env_steps> one in whose place a session has written other arrays
+SESSION_DIR/checkpoints/replaced_<env_steps> one in whose place a session has written another
 
 A published checkpoint (`save_parameters`) holds only the parameters: it can be played, but not resumed.
 
@@ -271,11 +271,10 @@ class Checkpoints:
         meta: dict[str, Any],
         score: float | None,
         chunk_bytes: int | None = None,
-    ) -> dict[str, str] | None:
+    ) -> dict[str, str]:
         """Writes a checkpoint, and removes those that are no longer kept.
 
-        If there is a checkpoint with these env steps and the same arrays in all items but `evaluation`, it is not
-        written again. One with other arrays is renamed to `replaced_<env_steps>`, and a line says so.
+        A checkpoint that has these env steps already is renamed to `replaced_<env_steps>`, and a line says so.
 
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
@@ -285,7 +284,7 @@ class Checkpoints:
             chunk_bytes: largest part of an array in a file, before compression. None: each array has one file.
 
         Returns:
-            `ITEM/PATH` of each array -> digest of its bytes; None if the checkpoint was there already.
+            `ITEM/PATH` of each array -> digest of its bytes.
 
         Raises:
             UserError: it cannot be written, for example because the disk is full.
@@ -312,10 +311,8 @@ class Checkpoints:
         try:
             self._remove_leftovers()
             if path.is_dir():
-                if self._is_saved(env_steps, meta):
-                    return None
                 aside = self.set_aside(env_steps, "replaced")
-                self._say(f"{path}: was there already, with other arrays; it is now {aside}")
+                self._say(f"{path}: was there already; it is now {aside}")
             with _without_late_reports():
                 _write(path, host, meta, chunk_bytes)
         except Exception as error:  # orbax and the file system raise many types
@@ -330,18 +327,6 @@ class Checkpoints:
         self.directory.mkdir(parents=True, exist_ok=True)
         for leftover in (*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob("removed_*")):
             shutil.rmtree(leftover, ignore_errors=True)
-
-    def _is_saved(self, env_steps: int, meta: dict[str, Any]) -> bool:
-        """Whether a checkpoint can be read, and has the arrays that another meta describes.
-
-        An evaluation may have ended since, so the item `evaluation` is not compared.
-        """
-        try:
-            before = self.read_meta(env_steps)
-        except UserError:  # the checkpoint is damaged, or of another format
-            return False
-        items, items_before = ({**items_of(each), "evaluation": None} for each in (meta, before))
-        return before["checksums"] == meta["checksums"] and items_before == items
 
     def _remove_old(self) -> None:
         """Removes the checkpoints that are no longer kept: all but the latest two and the best."""
