@@ -88,6 +88,12 @@ def reason(error: BaseException) -> str:
     return " ".join(text.split())
 
 
+def os_reason(error: OSError) -> str:
+    """An error of the operating system in one line: the file, if it has one, and what is wrong."""
+    text = error.strerror or str(error)
+    return f"{error.filename}: {text}" if error.filename else text
+
+
 def did_you_mean(word: str, names: Iterable[str]) -> str:
     """The part `did you mean NAME? ` of an error, with the name that resembles a word; empty if none does."""
     close = difflib.get_close_matches(word, list(names), 1)
@@ -100,7 +106,7 @@ def correctable(error: Exception) -> UserError | None:
     A full or read-only disk, an exceeded quota, a missing permission and a closed pipe can be corrected.
     """
     if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
-        return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error.strerror))
+        return UserError(os_reason(error))
     return error if isinstance(error, UserError) else None
 
 

@@ -103,11 +103,11 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
 
 
 def _require_reproducible(name: str, config: Config, placement: Placement) -> None:
-    """Refuses devices on which two runs differ in the last bits."""
+    """Refuses devices on which two runs may differ in the last bits."""
     devices = [*placement.learner, *placement.actors]
     if not config.devices.deterministic and any(device.platform != "cpu" for device in devices):
         raise UserError(
-            f"{name}: it was trained on a GPU without devices.deterministic, where no two runs have the same bits"
+            f"{name}: it was trained on a GPU without devices.deterministic, where two runs may have other bits"
         )
 
 

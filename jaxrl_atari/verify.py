@@ -66,7 +66,7 @@ class Options(WithImports):
     end: Annotated[int | None, tyro.conf.arg(name="to"), Limits(0, 10**12)] = None
     """Play only pieces that start before about this env step. None: to the end."""
     sample: Annotated[int | None, Limits(1)] = None
-    """Play only this many random pieces of the games, which takes seconds. None: all of them."""
+    """Play only this many random pieces of the games. None: all of them."""
     retrain: Annotated[int | None, Limits(0, 10**12)] = None
     """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the
     same software, device and threads, and compare all bits. Nothing in the run is changed."""

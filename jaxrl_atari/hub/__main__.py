@@ -30,7 +30,7 @@ from tyro.conf import Positional
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse_command
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, os_reason
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.hub.files import Checkpoint, packed_files, repository_files
 from jaxrl_atari.imports import ImportNames, import_named
@@ -82,7 +82,7 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise
     except Exception as error:  # an unusable proxy, certificate or URL may raise any type
         if isinstance(error, OSError) and error.filename is not None:  # a file or folder of this machine
-            raise UserError(f"{error.filename}: {error.strerror or error}") from error
+            raise UserError(os_reason(error)) from error
         where = f"{repo_id} at {api.endpoint}"
         in_force = [name for name in os.environ if name.upper() in VARIABLES]
         if in_force:
