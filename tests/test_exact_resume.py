@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from small_training import TINY, Lines, change, edit_meta, latest_meta, read_table, stop_before
 
-from jaxrl_atari import verify
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import open_session, place_session, run_session
 from jaxrl_atari.session_arrays import abstract_arrays
+from jaxrl_atari.verify.__main__ import main as verify
 
 CONFIG = change(
     TINY,
@@ -137,7 +137,7 @@ def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, envi
             process.kill()
         assert process.returncode == -9, "it has ended before the kill"
     assert left(train(config, session_dir)) == left(train(config, tmp_path / "straight"))
-    verify.main([str(tmp_path)])
+    verify([str(tmp_path)])
 
 
 @pytest.fixture(scope="module")

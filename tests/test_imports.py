@@ -17,7 +17,7 @@ from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS, hand_on, import_inherited, import_named
-from jaxrl_atari.verify import main as verify
+from jaxrl_atari.verify.__main__ import main as verify
 
 MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 0) + beside_it.ONE\n"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from small_training import TINY, change, edit_meta
 
-from jaxrl_atari import plots, verify
+from jaxrl_atari import plots
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.config_dicts import config_from_dict
 from jaxrl_atari.errors import UserError
@@ -25,6 +25,7 @@ from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import run_session
 from jaxrl_atari.train import main as train
 from jaxrl_atari.trials.trial import run_training
+from jaxrl_atari.verify.__main__ import main as verify
 
 BFLOAT16 = NetworkConfig(compute_dtype="bfloat16", conv="matmul")
 CONFIG = change(TINY, total_env_steps=256, network=BFLOAT16)
@@ -66,7 +67,7 @@ def test_a_packed_run_plays_verifies_and_reports_as_its_original(run_dir, tmp_pa
     assert not [name for name in files if "opt_state" in str(name)]
     original, copy = (load_policy(folder, step) for folder in (run_dir, packed))
     assert jax.tree.all(jax.tree.map(np.array_equal, original.params, copy.params))
-    verify.main([str(packed)])
+    verify([str(packed)])
     plots.main([str(packed)])
     report([str(packed)])
     evaluate([str(packed), "--episodes", "2", "--gpu", "false"])

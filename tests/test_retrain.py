@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from small_training import TINY, change, edit_meta, stop_before
 
-from jaxrl_atari import provenance, verify
-from jaxrl_atari import retrain as retrain_module
+from jaxrl_atari import provenance
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.imports import IMPORTS
 from jaxrl_atari.runs import description
@@ -22,6 +21,8 @@ from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
 from jaxrl_atari.session_arrays import abstract_arrays
+from jaxrl_atari.verify import retrain as retrain_module
+from jaxrl_atari.verify.__main__ import main as verify
 
 pytestmark = pytest.mark.long
 CONFIG = change(TINY, total_env_steps=256, devices={"check": False})
@@ -56,7 +57,7 @@ def contents(folder):
 
 
 def retrain(run_dir, step):
-    verify.main([str(run_dir), "--retrain", str(step)])
+    verify([str(run_dir), "--retrain", str(step)])
 
 
 def test_every_checkpoint_leaves_its_digests(run_dir):
@@ -192,7 +193,7 @@ def test_other_bits_from_code_of_the_user_are_no_accusation(kept, helper, words,
     start = change_a_weight(run_dir)
     try:
         with pytest.raises(UserError, match=f"that proves nothing, because .*{words}") as error:
-            verify.main([str(run_dir), "--retrain", str(start), "--import", str(idea)])
+            verify([str(run_dir), "--retrain", str(start), "--import", str(idea)])
     finally:
         for name in ("idea_helper.part", "idea_helper", idea.stem):
             sys.modules.pop(name, None)

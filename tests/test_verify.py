@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from small_training import TINY, change, edit_meta, latest_meta, stop_before
 
-from jaxrl_atari import cli, verify
+from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.actions import read_actions, segments
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trials.trial import run_training
+from jaxrl_atari.verify import recompute
+from jaxrl_atari.verify.__main__ import main as verify
 
 pytestmark = pytest.mark.long
 CONFIG = change(TINY, total_env_steps=1_024, env={"num_envs": 4, "max_frames": 200, "anchor_steps": 60})
@@ -26,7 +28,7 @@ def status(capsys, *arguments):
     """The exit status of the command, and its last line."""
     threads = set(threading.enumerate())
     with pytest.raises(SystemExit) as end:
-        cli.run(lambda: verify.main(list(map(str, arguments))))
+        cli.run(lambda: verify(list(map(str, arguments))))
     for thread in set(threading.enumerate()) - threads:
         thread.join(timeout=10)  # one that still draws would wait for itself if it were collected there
         assert not thread.is_alive(), thread
@@ -64,7 +66,7 @@ def test_every_session_is_verified_although_one_differs(run_dir, capsys):
     for session in (0, 1):
         edit([path for *_, path in segments(run_dir / f"session_{session}")][SEGMENT], actions=another_action)
     with pytest.raises(VerificationFailed) as error:
-        verify.main([str(run_dir)])
+        verify([str(run_dir)])
     for session in (0, 1):
         assert f"session_{session}: environment" in str(error.value)
     assert "session_2  verified: " in capsys.readouterr().out
@@ -213,7 +215,7 @@ def test_a_log_that_was_off_for_a_part_does_not_keep_others_from_being_verified(
         {"config": CONFIG.to_dict(), "resumed": ["malformed", {"changed": {"log.actions": [False, True]}}]},
     )
     with pytest.raises(UserError, match="session_0: cannot be verified") as error:
-        verify.main([str(run_dir)])
+        verify([str(run_dir)])
     assert error.value.exit_status == 2
     assert "session_1  verified: " in capsys.readouterr().out
 
@@ -239,7 +241,7 @@ def test_a_checkpoint_that_is_written_meanwhile_is_no_accusation(run_dir, capsys
         shutil.copytree(path / "checkpoints" / str(newest), path / "checkpoints" / str(newest + 64))
         return log
 
-    monkeypatch.setattr(verify, "read_actions", read_then_train_on)
+    monkeypatch.setattr(recompute, "read_actions", read_then_train_on)
     assert status(capsys, run_dir)[0] == 0
     assert (session_dir / "verified.json").is_file()
 

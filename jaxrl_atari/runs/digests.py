@@ -1,4 +1,4 @@
-"""Digests of all checkpoints that a session has written, with which `retrain.py` checks a part of the training.
+"""Digests of all checkpoints that a session has written, which `verify --retrain` compares.
 
 SESSION_DIR/digests.jsonl   a line for each checkpoint, a `WrittenCheckpoint` as JSON
 

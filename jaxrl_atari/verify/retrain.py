@@ -1,9 +1,9 @@
-"""Trains a part of a session again, from a kept checkpoint to the next one that was written, and compares bits.
+"""Training a part of a session again, from a kept checkpoint to the next one that was written.
 
-This is `python -m jaxrl_atari.verify RUN_DIR --retrain ENV_STEPS`. The log of actions shows what was played, but
-not that the parameters of the network chose it. Where a resumed session repeats an uninterrupted one bit for bit,
-whoever trains from one checkpoint must arrive at the next one, whose digests are in `digests.jsonl`. Wherever
-honest training may give other bits, a `UserError` says why, and `VerificationFailed` is not raised.
+The log of actions shows what was played, but not that the parameters of the network chose it. Where a resumed
+session repeats an uninterrupted one bit for bit, training from one checkpoint must arrive at the next one, whose
+digests are in `digests.jsonl`. Wherever honest training may give other bits, a `UserError` says why, and
+`VerificationFailed` is not raised.
 """
 
 import shutil

@@ -1,0 +1,150 @@
+"""The command `verify`: recomputes the scores of a run from its seeds and actions, or trains a part of it again.
+
+    python -m jaxrl_atari.verify RUN_DIR [--sessions all|0|1...] [--from E --to E] [--sample N]
+    python -m jaxrl_atari.verify RUN_DIR --retrain E
+
+The first form needs no GPU, no neural network and no random numbers of JAX. It plays the games of the log of
+actions again, compares every return and length, and recomputes every row of metrics.csv from them. docs/verify.md
+says what this shows and what it cannot show.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from jaxrl_atari import cli
+from jaxrl_atari.checks import Limits
+from jaxrl_atari.cli.options import parse
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError, VerificationFailed, require
+from jaxrl_atari.hardware.tuning import tune_process
+from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.output import say
+from jaxrl_atari.runs.description import read_config
+from jaxrl_atari.runs.files import try_write_json
+from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
+from jaxrl_atari.verify.recompute import verify_session
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(WithImports):
+    """Recomputes the scores of a run from its seeds and actions alone."""
+
+    run_dir: tyro.conf.Positional[Path]
+    """Directory of a run."""
+    sessions: Annotated[Literal["all"] | int, Limits(0, 10_000)] = "all"
+    """All sessions, or the number of one."""
+    start: Annotated[int, tyro.conf.arg(name="from"), Limits(0, 10**12)] = 0
+    """Play only pieces of games that end after about this env step."""
+    end: Annotated[int | None, tyro.conf.arg(name="to"), Limits(0, 10**12)] = None
+    """Play only pieces that start before about this env step. None: to the end."""
+    sample: Annotated[int | None, Limits(1)] = None
+    """Play only this many random pieces of the games. None: all of them."""
+    retrain: Annotated[int | None, Limits(0, 10**12)] = None
+    """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the
+    same software, device and threads, and compare all bits. Nothing in the run is changed."""
+
+
+def verify_sessions(config: Config, options: Options) -> None:
+    """Verifies one session or all, and shows the results. One of which all was played is kept in verified.json.
+
+    Raises:
+        VerificationFailed: sessions differ. All others have been verified before, if they can be.
+        UserError: no session differs, and some cannot be verified (`verify_session`); the run has no such session.
+    """
+    if config.unrecorded_reason:
+        raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
+    chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
+    if not chosen:
+        raise UserError(f"{options.run_dir}: has no session {options.sessions}")
+    problems: list[UserError] = []
+    for session_dir in chosen:
+        try:
+            verified = verify_session(config, session_dir, options.start, options.end, options.sample)
+        except UserError as error:
+            differs = isinstance(error, VerificationFailed)
+            problems.append(error)
+            if len(chosen) > 1:  # the others may take hours
+                say(f"{session_dir.name}  {'differs' if differs else 'is not verified'}: {error}")
+            if differs:
+                remove_result(session_dir / VERIFIED_FILE)
+            continue
+        say(f"{session_dir.name}  verified: {verified.text}")
+        if verified.is_whole:
+            problem = try_write_json(session_dir / VERIFIED_FILE, verified.to_dict())
+            if problem:
+                say(f"{session_dir.name}  the result is not saved: {problem}")
+    raise_problems(problems)
+
+
+def raise_problems(problems: Sequence[UserError]) -> None:
+    """Raises the errors of all sessions, if any, as one: `VerificationFailed` if one of them is."""
+    if not problems:
+        return
+    differs = any(isinstance(error, VerificationFailed) for error in problems)
+    kind = VerificationFailed if differs else UserError
+    raise kind("; ".join(map(str, problems)))
+
+
+def remove_result(verified: Path) -> None:
+    """Removes the result of an earlier verification, or says why that is not possible."""
+    try:
+        verified.unlink(missing_ok=True)
+    except OSError as error:
+        say(f"{verified}: cannot be removed ({error.strerror}); it is of an earlier verification")
+
+
+def retrain_sessions(options: Options, checkpoint: int) -> None:
+    """Trains one session, or all, again from the checkpoint at `checkpoint` env steps; see `retrain`.
+
+    Raises:
+        VerificationFailed: sessions differ. All others have been trained again before, if they can be.
+        UserError: no session differs, and some cannot be trained again; no session has such a checkpoint.
+    """
+    for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
+        require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
+    found = session_dirs(options.run_dir)
+    if options.sessions == "all":
+        chosen = [path for path in found if checkpoint in checkpoint_env_steps(path)]
+    else:
+        chosen = [path for path in found if options.sessions == session_number(path)]
+    if not chosen:
+        kept = {path.name: checkpoint_env_steps(path) for path in found}
+        raise UserError(f"--retrain {checkpoint}: no session has a checkpoint there; there are: {kept}")
+    for line in tune_process():
+        say(line)
+    # Here, so that playing games again need not import Flax and orbax.
+    from jaxrl_atari.verify.retrain import retrain
+
+    problems: list[UserError] = []
+    for session_dir in chosen:
+        try:
+            say(retrain(session_dir, checkpoint))
+        except UserError as error:
+            problems.append(error)
+            if len(chosen) > 1:  # the others may take hours
+                say(str(error))
+    raise_problems(problems)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Verifies sessions of a run, or trains a part of them again.
+
+    Raises:
+        VerificationFailed: a session differs.
+        UserError: a session cannot be verified.
+    """
+    options = parse(Options, arguments, "verify")
+    import_named(options.imports)
+    config = read_config(options.run_dir)  # refuses a directory without a run
+    if options.retrain is not None:
+        retrain_sessions(options, options.retrain)
+    else:
+        verify_sessions(config, options)
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,0 +1,97 @@
+"""Verification of a session: its rows are recomputed, and its games are played again."""
+
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxrl_atari import __version__
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.output import counted
+from jaxrl_atari.runs.actions import missing_actions, read_actions
+from jaxrl_atari.runs.description import other_versions
+from jaxrl_atari.runs.layout import latest_env_steps
+from jaxrl_atari.runs.reading import logged_env_steps
+from jaxrl_atari.verify.replay import choose_pieces, pieces, play_all
+from jaxrl_atari.verify.rows import check_rows, expected_rows
+
+
+class Verified(NamedTuple):
+    """What of a session was recomputed, and is equal."""
+
+    rows: int  # of metrics.csv
+    all_rows: int
+    pieces: int  # of games
+    all_pieces: int
+    games: int  # that ended in these pieces
+    env_steps: int  # of the log of actions
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all games were played."""
+        return self.pieces == self.all_pieces
+
+    @property
+    def text(self) -> str:
+        """The result in a line."""
+        games = counted(self.games, "game")
+        if not self.is_whole or not self.games:
+            games = f"{self.pieces} of {self.all_pieces} pieces of games, in which {self.games} ended,"
+        return f"{self.rows:,} of {self.all_rows:,} rows and {games} are equal"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of verified.json."""
+        return {
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "version": __version__,
+            "rows": self.rows,
+            "games": self.games,
+            "env_steps": self.env_steps,
+        }
+
+
+def verify_session(config: Config, session_dir: Path, start: int, end: int | None, sample: int | None) -> Verified:
+    """Recomputes all rows of a session, and plays its games again.
+
+    Args:
+        start, end, sample: which pieces of the games are played; see `choose_pieces`.
+
+    Raises:
+        VerificationFailed: as `read_actions`, `check_rows` and `play`; the log ends before the newest checkpoint.
+        UserError: as `read_actions` and `choose_pieces`; or the session differs, and other software trained it,
+            which may explain it.
+    """
+    # Before the log and the rows are read: a session that trains may add to all of them.
+    saved = latest_env_steps(session_dir)
+    logged = logged_env_steps(session_dir)
+    log = read_actions(session_dir)
+    chosen = choose_pieces(log, start, end, sample)
+    all_pieces = len(pieces(log))
+    expected = expected_rows(log)
+    env_steps = max(expected, default=0)
+    try:
+        rows, all_rows = check_rows(session_dir, expected, logged)
+        if env_steps < saved:
+            raise missing_actions(
+                session_dir,
+                f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
+            )
+        games = play_all(config, session_dir, log, chosen)
+        if len(chosen) == all_pieces and games < len(log.games):
+            raise VerificationFailed(
+                f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {games}"
+            )
+    except VerificationFailed as error:
+        other = other_software(session_dir.parent)
+        if not other:
+            raise
+        raise UserError(f"{error}; that proves nothing, because {other}: verify it with the same") from error
+    return Verified(rows, all_rows, len(chosen), all_pieces, games, env_steps)
+
+
+def other_software(run_dir: Path) -> str:
+    """The packages that decide what actions give, and had other versions in training; empty if there are none."""
+    versions = {package: other_versions(run_dir, package) for package in ("ale-py", "jaxrl_atari")}
+    return ", and ".join(
+        f"{package} was {' or '.join(each)} in training" for package, each in versions.items() if each
+    )

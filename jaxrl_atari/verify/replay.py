@@ -1,0 +1,147 @@
+"""The games of a log of actions, played again and compared with the log.
+
+At an anchor, an environment began a game from a new seed (`envs/record.py`). The steps from one anchor to the next
+are a piece. Each piece can be played without the others, so many are played side by side, and a part is enough.
+"""
+
+import contextlib
+import itertools
+import random
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxrl_atari.config import Config
+from jaxrl_atari.envs import EpisodeCounter, make_pool
+from jaxrl_atari.envs.replay import play_again
+from jaxrl_atari.errors import UserError, VerificationFailed, reason
+from jaxrl_atari.output import tracked
+from jaxrl_atari.runs.actions import ActionLog
+
+PIECES_AT_ONCE = 32
+"""Emulators that play side by side, each a piece of a session's games."""
+
+GAME_TEXT = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"
+"""A game in an error: step and environment of its end, return, length."""
+
+
+class Piece(NamedTuple):
+    """Steps of an environment from an anchor to the next one."""
+
+    env: int
+    start: int
+    end: int
+    seed: int
+
+
+def pieces(log: ActionLog) -> list[Piece]:
+    """The games of a session, cut at their anchors, the longest pieces first."""
+    anchors = sorted((env, step, seed) for step, env, seed in log.anchors.tolist())
+    result = []
+    for (env, step, seed), (next_env, next_step, _) in itertools.pairwise([*anchors, (-1, 0, 0)]):
+        end = next_step if next_env == env else len(log.actions)
+        if end > step:
+            result.append(Piece(env, step, end, seed))
+    return sorted(result, key=lambda piece: piece.start - piece.end)
+
+
+def choose_pieces(log: ActionLog, start: int, end: int | None, sample: int | None) -> list[Piece]:
+    """A part of the pieces of a session's games.
+
+    Args:
+        start: pieces that end after about this env step.
+        end: pieces that start before about this env step; None: all later ones.
+        sample: a random choice of so many pieces; None: all that `start` and `end` leave.
+
+    Raises:
+        UserError: `start` and `end` leave none.
+    """
+    envs = log.actions.shape[1]
+    last = len(log.actions) if end is None else end // envs
+    chosen = [piece for piece in pieces(log) if piece.end > start // envs and piece.start < last]
+    if not chosen:
+        given = f"--from {start}" if end is None else f"--from {start} --to {end}"
+        raise UserError(
+            f"{given}: no piece of a game lies there; the log has {len(log.actions) * envs:,} env steps"
+        )
+    if sample is not None:
+        chosen = random.sample(chosen, min(sample, len(chosen)))
+    return chosen
+
+
+def play_all(config: Config, session_dir: Path, log: ActionLog, chosen: list[Piece]) -> int:
+    """Plays pieces of a session again, `PIECES_AT_ONCE` at a time.
+
+    Returns:
+        The number of games that ended in the pieces.
+
+    Raises:
+        VerificationFailed: as `play`.
+    """
+    batches = [chosen[first : first + PIECES_AT_ONCE] for first in range(0, len(chosen), PIECES_AT_ONCE)]
+    try:
+        with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
+            return sum(play(config, log, batch) for batch in shown)
+    except VerificationFailed as error:
+        raise VerificationFailed(f"{session_dir}: {error}") from error
+
+
+def play(config: Config, log: ActionLog, batch: list[Piece]) -> int:
+    """Plays pieces of a session again, side by side, and compares their games with those of the log.
+
+    Returns:
+        The number of games that ended in the pieces.
+
+    Raises:
+        VerificationFailed: a game has another return or length, or a frame at the end of a segment is another one.
+    """
+    played = replayed_games(config, log, batch)
+    logged = logged_games(log, batch)
+    different = logged ^ played
+    if different:
+        first = min(different)
+        side = "the log" if first in logged else "the replay"
+        raise VerificationFailed(f"{side} alone has {GAME_TEXT.format(*first)}")
+    return len(played)
+
+
+def logged_games(log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
+    """The games of the log that ended in these pieces: step, environment, return, length."""
+    steps, envs = log.games[:, :2].T
+    here = np.any([(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch], axis=0)
+    return {*map(tuple, log.games[here].tolist())}
+
+
+def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
+    """The games that end when these pieces are played again, side by side: step, environment, return, length.
+
+    Raises:
+        VerificationFailed: a frame at the end of a segment is not that of the log, or an action is out of range.
+    """
+    env = config.env
+    played: set[tuple[float, ...]] = set()
+    pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=env.num_threads, rules=env.rules)
+    counter = EpisodeCounter(len(batch))
+    try:
+        actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
+        for remaining, _, step in play_again(pool, np.array([piece.seed for piece in batch]), actions):
+            reached = [piece.end - remaining for piece in batch]
+            for game in counter.count(step):
+                piece = batch[game.env]
+                at = reached[game.env]
+                if at > piece.start:  # otherwise the game was played before the piece began
+                    played.add((at - 1, piece.env, game.episode_return, game.length))
+            for piece, at, frame in zip(batch, reached, step.frame, strict=True):
+                # Where a piece ends with an anchor, the frame is that of the next piece.
+                shows = at in log.frame_crc and piece.start < at and (at < piece.end or at == len(log.actions))
+                if shows and zlib.crc32(frame.tobytes()) != log.frame_crc[at][piece.env]:
+                    raise VerificationFailed(
+                        f"environment {piece.env}: the actions give another frame after step {at}"
+                    )
+    except ValueError as error:  # an action or a seed out of range
+        raise VerificationFailed(f"the actions cannot be played ({reason(error)})") from error
+    finally:
+        pool.close()
+    return played

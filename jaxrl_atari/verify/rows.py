@@ -1,0 +1,71 @@
+"""The rows of metrics.csv, recomputed from the games of a log of actions."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+
+from jaxrl_atari.errors import VerificationFailed
+from jaxrl_atari.runs.actions import ActionLog, games_of_rows
+from jaxrl_atari.runs.layout import METRICS_FILE
+from jaxrl_atari.runs.progress import EpisodeStatistics
+from jaxrl_atari.runs.tables import cell_number, not_understood, read_table
+
+
+def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
+    """Env steps at the end of each update -> the columns of metrics.csv that the games of a log give."""
+    # The step after the end of a game is an auto-reset step, which does not count. There is none where a resume
+    # started new games just then.
+    anchors = set(map(tuple, log.anchors[:, :2].tolist()))
+    resets = np.array([step + 1 for step, env, *_ in log.games.tolist() if (step + 1, env) not in anchors])
+    ends = np.array(log.ends, np.int64)
+    env_steps = ends * log.actions.shape[1] - np.searchsorted(resets, ends)
+    games_before = np.searchsorted(log.games[:, 0], ends).tolist()  # both are sorted by steps
+    statistics = EpisodeStatistics()
+    rows = {}
+    for reached, (first, last) in zip(env_steps.tolist(), itertools.pairwise([0, *games_before]), strict=True):
+        statistics.count(games_of_rows(log.games[first:last]), reached)
+        rows[reached] = statistics.to_row()
+    return rows
+
+
+def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged: int) -> tuple[int, int]:
+    """Compares the rows of metrics.csv with those that the games of the log give.
+
+    A column that the file lacks is not checked.
+
+    Args:
+        expected: what `expected_rows` returned.
+        logged: env steps of the last row that the file had at the newest checkpoint; 0 if it had none.
+
+    Returns:
+        The rows compared, and all rows. Later rows are beyond the end of the log.
+
+    Raises:
+        VerificationFailed: a row has another number of env steps or games, or another `return_mean`, `return_ma`
+            or length; a line is not understood; the file ends before `logged`.
+    """
+    env_steps = max(expected, default=0)
+    path = session_dir / METRICS_FILE
+    table = read_table(path)
+    rows = table.rows
+    # The last line may be one that the session is writing: it is left out here, and counts as missing below.
+    if lost := table._replace(unfinished="").lost_before(env_steps):
+        raise VerificationFailed(f"{path}: {not_understood(lost)}; restore it from a copy")
+    last_row = max((float(row["env_steps"]) for row in rows), default=0)
+    if last_row < logged:
+        raise VerificationFailed(
+            f"{path}: ends at {last_row:,.0f} env steps, and had rows up to {logged:,} at the newest"
+            " checkpoint; restore it from a copy"
+        )
+    covered = [row for row in rows if float(row["env_steps"]) <= env_steps]
+    for row in covered:
+        at = f"{session_dir}, {row['env_steps']} env steps"
+        if float(row["env_steps"]) not in expected:
+            raise VerificationFailed(f"{at}: metrics.csv has a row where no update ended")
+        for name, value in expected[int(float(row["env_steps"]))].items():
+            text = "" if np.isnan(value) else f"{value:.9g}"
+            recorded = row.get(name, text)
+            if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
+                raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
+    return len(covered), len(rows)
