@@ -459,9 +459,9 @@ class Config:
                 self.trial.parallel,
                 expected="0 or 1 with devices.distributed",
             )
-        has_gradient = self.network.name != "impala" or self.devices.gpu is False
+        can_be_deterministic = self.network.name != "impala" or self.devices.gpu is False
         require(
-            has_gradient or not self.devices.deterministic,
+            can_be_deterministic or not self.devices.deterministic,
             "devices.deterministic",
             self.devices.deterministic,
             expected="false with impala",

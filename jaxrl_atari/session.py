@@ -106,7 +106,7 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
     while not session.is_over() and not session.is_stopping():
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is
         # compiled.
-        guarded = config.devices.check and not log.compiling
+        guarded = config.devices.check and not log.is_first_iteration
         with jax.transfer_guard("disallow" if guarded else "allow"):
             options = current_options(config, progress.env_steps)
             actor_key, update_key = session.keys(progress.updates)
@@ -295,7 +295,8 @@ def open_session(
     if leads and config.log.wandb:
         require_wandb()
     with contextlib.ExitStack() as exits:
-        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
+        claim = claim_session_dir(session_dir, resume) if leads else contextlib.nullcontext(lambda: None)
+        keep_dir = exits.enter_context(claim)
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         outputs.message("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
@@ -334,10 +335,10 @@ def open_session(
             outputs,
             config.log.every_env_steps,
             progress,
-            monitor=exits.enter_context(monitor([*placement.learner, *placement.actors])),
             unlogged=meta.get("unlogged_metrics", ()),
             optimizer_steps=int(arrays["train_state"].optimizer_steps),
             steps_per_update=config.ppo.epochs * config.num_minibatches,
+            monitor=exits.enter_context(monitor([*placement.learner, *placement.actors])),
             in_progress=games.in_progress,
             compiled=compile_clock(),
         )
@@ -362,8 +363,7 @@ def open_session(
         if meta:
             outputs.message(resume_text(meta, session.meta()))
         del restored, arrays  # the learner has a copy of the train state: 20 MB for `nature`
-        if keep_dir is not None:
-            keep_dir()
+        keep_dir()
         yield session
 
 

@@ -121,10 +121,25 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     assert (began, row["updates"], row["sps"]) == ([1], "1", ""), "of one update, which compiles"
 
 
+def session_log(writer, every_env_steps, progress, unlogged=()):
+    """The log of a session without gradient steps, figures of the machine and games in progress."""
+    return SessionLog(
+        writer,
+        every_env_steps,
+        progress,
+        unlogged=unlogged,
+        optimizer_steps=0,
+        steps_per_update=0,
+        monitor=dict,
+        in_progress=lambda: np.zeros((0, 2)),
+        compiled=lambda: 0.0,
+    )
+
+
 @pytest.mark.parametrize("name", ["updates", "sps", "cpu_percent", "learning_percent"])
 def test_a_metric_that_has_the_name_of_a_column(name):
     progress = Progress({})
-    log = SessionLog(Lines(), 1000, progress, dict)
+    log = session_log(Lines(), 1000, progress)
     log.after_update(lambda: {"loss": 1.0, name: 2.0}, 1e-3, (0.0, 0.0))
     log.read_newest()
     progress.count(300, [], 16)
@@ -136,7 +151,7 @@ def test_sps_and_shares_of_the_time(monkeypatch):
     """On a clock of its own: acting takes 1 s, of which 0.75 s wait for the emulators, and the update 2 s."""
     clock, lines, progress, end = SimpleNamespace(now=0.0), Lines(), Progress({}), 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock.now)
-    log = SessionLog(lines, 600, progress, dict)
+    log = session_log(lines, 600, progress)
 
     def wait_until(end):
         clock.now = max(clock.now, end)
@@ -729,7 +744,7 @@ def test_hours_and_sps_of_a_resume_on_other_clocks(monkeypatch):
     meta, found = {}, []
     for _ in range(2):
         lines, progress = Lines(), Progress(meta)
-        log = SessionLog(lines, 100, progress, dict, unlogged=meta.get("unlogged_metrics", ()))
+        log = session_log(lines, 100, progress, meta.get("unlogged_metrics", ()))
         for _ in range(3):
             monotonic.now += 2
             date.now += 2

@@ -30,10 +30,10 @@ class SessionLog:
         writer: receives messages, log points and progress, such as a `WriterGroup`.
         every_env_steps: env steps between two log points.
         progress: how far the session has come.
-        monitor: returns the machine's figures for a log point.
         unlogged: metrics of the updates between the newest log point and the checkpoint of a resume.
         optimizer_steps: the train state's counter of gradient steps.
         steps_per_update: gradient steps of an update that skips none.
+        monitor: returns the machine's figures for a log point.
         in_progress: returns the return and env steps of the games in progress, float [B, 2].
         compiled: returns the seconds that this process has spent compiling.
     """
@@ -43,13 +43,13 @@ class SessionLog:
         writer: Writer,
         every_env_steps: int,
         progress: Progress,
-        monitor: Callable[[], Mapping[str, float]],
         *,
-        unlogged: Sequence[dict[str, float]] = (),
-        optimizer_steps: int = 0,
-        steps_per_update: int = 0,
-        in_progress: Callable[[], np.ndarray] = lambda: np.zeros((0, 2)),
-        compiled: Callable[[], float] = lambda: 0.0,
+        unlogged: Sequence[dict[str, float]],
+        optimizer_steps: int,
+        steps_per_update: int,
+        monitor: Callable[[], Mapping[str, float]],
+        in_progress: Callable[[], np.ndarray],
+        compiled: Callable[[], float],
     ):
         self._writer = writer
         self._every_env_steps = every_env_steps
@@ -59,7 +59,7 @@ class SessionLog:
         self._compiled = compiled
 
         # The first iteration, whose times do not count.
-        self.compiling = True
+        self._is_first_iteration = True
         self._phase = ""
         self._phase_start = (0.0, 0.0)  # on the clock, and in seconds of compilation
         self._start = time.monotonic()  # when this log was made; later, when the first iteration ended
@@ -76,9 +76,15 @@ class SessionLog:
         self.row: dict[str, Any] = {}  # the newest of this start
         self._acting_seconds = np.zeros(2)  # since the last one: waiting for the emulators, the policy
 
+    @property
+    def is_first_iteration(self) -> bool:
+        """Whether the first iteration of this start has not ended. It may compile."""
+        return self._is_first_iteration
+
     def wall_seconds(self) -> float:
         """Seconds of training, those before a resume included, without the first iteration of each start."""
-        return self._progress.earlier_seconds + (0.0 if self.compiling else time.monotonic() - self._start)
+        since_start = 0.0 if self._is_first_iteration else time.monotonic() - self._start
+        return self._progress.earlier_seconds + since_start
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the log, after `read_newest`, as JSON values."""
@@ -92,7 +98,7 @@ class SessionLog:
         Args:
             name: of the phase; empty after the last one.
         """
-        if not self.compiling:
+        if not self._is_first_iteration:
             return
         now = time.monotonic()
         compiled = self._compiled()
@@ -121,7 +127,7 @@ class SessionLog:
         """
         self.read_newest()
         self._newest = metrics
-        if self.compiling:
+        if self._is_first_iteration:
             self._skips = "skipped_steps" in metrics()  # waits for the update
             self.phase("")
             now = time.monotonic()
@@ -129,7 +135,7 @@ class SessionLog:
                 f"the first rollout and update took {now - self._start:.1f} s, compilation included"
             )
             self._start = now
-            self.compiling = False
+            self._is_first_iteration = False
         self._acting_seconds += acting
         self._writer.progress(self._progress.env_steps, self._news())
         if due(self._every_env_steps, self._progress.logged, self._progress.env_steps):

@@ -36,7 +36,7 @@ class Verified(NamedTuple):
         """The result in a line."""
         games = counted(self.games, "game")
         if not self.is_whole or not self.games:
-            games = f"{self.pieces} of {self.all_pieces} pieces of games, in which {self.games} ended,"
+            games = f"{self.pieces} of {self.all_pieces} pieces of games, in which {games} ended,"
         return f"{self.rows:,} of {self.all_rows:,} rows and {games} are equal"
 
     def to_dict(self) -> dict[str, Any]:
