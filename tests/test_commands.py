@@ -200,7 +200,7 @@ PROMISED = {
     "devices": ("configs", "memory"),
     "search": ("**/*_best.py", "finished"),
     "hub": ("**/config.json", "pushed: |pulled: "),
-    "verify": ("**/config.json", "verified: .* are equal"),
+    "verify": ("**/config.json", "(verified|retrained): .* are equal"),
 }
 """Command -> files that it leaves, and what it prints."""
 
@@ -255,6 +255,9 @@ def test_the_command_runs(case, prepare, request):
         server = request.getfixturevalue("hub")
         user.environment |= {"HF_ENDPOINT": server.url, "HF_TOKEN": hub_server.TOKEN}
     words = small(case)
+    if "--retrain" in words:
+        first = min(int(path.name) for path in user.folder.glob("**/session_0/checkpoints/*"))
+        words[words.index("--retrain") + 1] = str(first)
     if not case.error:
         check(case.module, user, words, user.succeeds(case.module, words))
         return
