@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 
+from jaxrl_atari.config import Config
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 
@@ -46,7 +47,13 @@ def write_checkpoint(session_dir, env_steps):
     for name in ("meta", "arrays"):
         (folder / name).mkdir(parents=True)
     write_json(folder / "arrays" / "_METADATA", {})
-    meta = {"format_version": 3, "env_steps": env_steps, "shapes": {}, "checksums": {}}
+    meta = {
+        "format_version": 3,
+        "env_steps": env_steps,
+        "shapes": {},
+        "checksums": {},
+        "config": Config().to_dict(),
+    }
     write_json(folder / "meta" / "metadata", meta | {"checksum": meta_digest(meta)})
 
 
