@@ -1,5 +1,7 @@
 """What the process of a session or a trial calls in tests, in place of training: see `launch.Train`."""
 
+import atexit
+import ctypes
 import json
 import os
 import signal
@@ -36,6 +38,14 @@ def fail(job, *, on_first_update):
         raise ValueError("a bug")
     if job.session == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_at_exit(job, *, on_first_update):
+    """The exit handler of a library never returns; one of Python is called."""
+    atexit.register((job.run_dir / "handler called").touch)
+    libc = ctypes.CDLL(None)
+    libc.__cxa_atexit(libc.pause, None, None)
+    print("the end of a line", end="")
 
 
 def begin_alone(job, *, on_first_update):

@@ -491,6 +491,15 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
 
 
 @pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="calls a function of glibc")
+@pytest.mark.timeout(60)
+def test_a_session_ends_although_a_library_hangs_at_exit(tmp_path, capfd):
+    assert run(tmp_path, small_sessions.hang_at_exit, 1) == {0: None}
+    assert (tmp_path / "handler called").exists()
+    assert "the end of a line" in capfd.readouterr().out
+
+
+@pytest.mark.long
 def test_an_error_where_a_session_has_ended_waits_until_the_others_have_saved(tmp_path):
     def on_end(job, failure):
         raise OSError(28, "No space left on device")

@@ -5,6 +5,7 @@ of sessions ignore Ctrl-C: their parent, which runs `run_processes`, passes each
 When the parent ends for any other reason than a second Ctrl-C, the sessions write their last checkpoints and end.
 """
 
+import atexit
 import contextlib
 import multiprocessing
 import os
@@ -17,9 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
@@ -199,6 +201,24 @@ class _Processes:
             raise
 
 
+class _SessionProcess(SpawnProcess):
+    """A process that ends without the exit handlers of C libraries, after those of Python.
+
+    At exit, OpenBLAS waits for its threads. With OpenBLAS 0.3.30 (scipy 1.17.1, which JAX 0.10.2 imports when it
+    compiles the first parameters), a session that was refused soon after that sometimes waited forever on two busy
+    cores, and with it the parent. The main thread was in `gotoblas_quit`, `blas_thread_shutdown_`, `pthread_join`,
+    and the thread of OpenBLAS in `pthread_cond_wait`.
+    """
+
+    def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:
+        status = super()._bootstrap(parent_sentinel=parent_sentinel)  # pyright: ignore[reportAttributeAccessIssue]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # the terminal or the parent is gone, or it is closed
+                stream.flush()
+        os._exit(status)
+
+
 class _Child:
     """The process of a session, with its output and messages.
 
@@ -219,7 +239,7 @@ class _Child:
         # The ends for writing stay open here too: without a writer, `poll` would announce an end of file.
         self._kept_open = write_messages, write_output
         arguments = (train, job, variables, write_messages, write_output)
-        self.process = _SPAWN.Process(
+        self.process = _SessionProcess(
             target=_run, args=arguments, name=f"{_PROCESS_NAME} {job.session}", daemon=True
         )
         # The new process inherits the block, until it ignores SIGINT. This one answers a SIGINT of now after it.
