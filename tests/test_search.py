@@ -45,7 +45,7 @@ from jaxrl_atari.search import (
     command,
 )
 from jaxrl_atari.search.check import check_search
-from jaxrl_atari.search.options import read_search, to_dict
+from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.results import save_search_results, search_results
 from jaxrl_atari.search.study import open_study, start_trial
 from jaxrl_atari.search.trial import Reporter, train_trial
@@ -67,11 +67,21 @@ MANY = {f"ppo.{name}": CHOICES for name in ("gamma", "gae_lambda", "clip_epsilon
 def new_search(folder, config=None, **options):
     """A search directory with its trials, none of which has started; returns its options."""
     search = SearchConfig(**{"space": SPACE, "trials": 6, "grace_env_steps": 1000, "seed": 3} | options)
-    write_json(folder / "search.json", to_dict(config or Config(name="small", total_env_steps=9000), search))
+    config = config or Config(name="small", total_env_steps=9000)
+    write_json(folder / "search.json", {"config": config.to_dict(), "search": search.to_dict()})
     study = open_study(folder, search)
     for _ in range(search.trials):
         study.enqueue_trial({})
     return search
+
+
+def run_search(config, search, folder):
+    """Runs a search in a folder, or resumes the one that it holds, as the command does."""
+    before = None
+    if (folder / "search.json").is_file():
+        config_before, search_before = read_search(folder)
+        before = command.Options(full_config=config_before, search=search_before)
+    return command.run_search(command.Options(full_config=config, search=search, run_dir=folder), before)
 
 
 def write_results(folder):
@@ -97,8 +107,9 @@ def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes
 
 
 def test_the_published_space_is_shipped():
-    config, search, search_dir = command.parse_options(QBERT)
-    assert (config.env.game_name, search_dir) == ("Qbert", None)
+    options, before = command.parse_options(QBERT)
+    search = options.search
+    assert (options.full_config.env.game_name, options.directory, before) == ("Qbert", None, None)
     assert search.space == {
         "ppo.gae_lambda": FloatDistribution(0.7, 0.98),
         "ppo.entropy_coef": FloatDistribution(0.005, 0.03, log=True),
@@ -187,8 +198,9 @@ def test_a_value_that_cannot_be_used_is_named(option, value):
 
 def test_a_search_that_continues_may_have_more_trials_but_no_other_options(tmp_path):
     search = new_search(tmp_path)
-    _, more, search_dir = command.parse_options(["--resume", str(tmp_path), "--search.trials", "9"])
-    assert (more, search_dir) == (dataclasses.replace(search, trials=9), tmp_path)
+    more, before = command.parse_options(["--resume", str(tmp_path), "--search.trials", "9"])
+    assert (before.search, more.directory) == (search, tmp_path)
+    assert more.search == dataclasses.replace(search, trials=9)
     with pytest.raises(ConfigError, match=r"search\.reduction = 4: expected 3, its value in this search"):
         command.parse_options(["--run-dir", str(tmp_path), "--search.reduction", "4"])
     with pytest.raises(ConfigError, match=r"ppo\.epochs = 2: expected 4"):
@@ -361,9 +373,7 @@ def test_a_share_has_the_gpus_that_learn_in_each_session(data_parallel, gpu, is_
 def test_a_share_without_the_gpus_that_learn_is_refused_before_ray_starts(simulate, tmp_path):
     simulate(2)
     with pytest.raises(ConfigError, match=r"resources\.gpu = 1\.0: expected at least devices\.data_parallel = 2"):
-        command.run_search(
-            Config(devices=DevicesConfig(data_parallel=2)), SearchConfig(space=SPACE), tmp_path / "search"
-        )
+        run_search(Config(devices=DevicesConfig(data_parallel=2)), SearchConfig(space=SPACE), tmp_path / "search")
     assert not (tmp_path / "search").exists()
 
 
@@ -421,12 +431,12 @@ def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(
     search = new_search(tmp_path, config, trials=2)
     for number in range(2):
         end_trial(tmp_path, search, number, [1.0 + number])
-    assert command.run_search(config, search, tmp_path) == tmp_path
+    assert run_search(config, search, tmp_path) == tmp_path
     assert [row["status"] for row in read_csv(tmp_path / "trials.csv")] == ["finished"] * 2
     said = capsys.readouterr().out
     (tmp_path / "trials.md").unlink()
     (tmp_path / "trials.md").mkdir()
-    command.run_search(config, search, tmp_path)
+    run_search(config, search, tmp_path)
     again = capsys.readouterr().out
     assert again.startswith(said)
     assert re.search(
@@ -444,7 +454,7 @@ def test_a_search_all_of_whose_trials_failed_has_status_1_at_every_start(tmp_pat
         with pytest.raises(
             SessionsFailed, match=r"every trial failed \(2\), the last one: no game ended"
         ) as error:
-            command.run_search(config, search, tmp_path)
+            run_search(config, search, tmp_path)
         assert error.value.exit_status == 1
         assert f"resuming {tmp_path}\n" in capsys.readouterr().out
 
@@ -455,10 +465,10 @@ def test_a_start_that_neither_trains_nor_changes_anything_is_no_resume(tmp_path,
     for number in range(2):
         end_trial(tmp_path, search, number, [1.0 + number])
     before = (tmp_path / "search.json").read_bytes()
-    command.run_search(config, search, tmp_path)
+    run_search(config, search, tmp_path)
     assert (tmp_path / "search.json").read_bytes() == before
     assert "changed" not in capsys.readouterr().out
-    command.run_search(config, dataclasses.replace(search, trials=1), tmp_path)
+    run_search(config, dataclasses.replace(search, trials=1), tmp_path)
     assert "changed: search.trials 2 -> 1\n" in capsys.readouterr().out
     (resume,) = json.loads((tmp_path / "search.json").read_text())["resumed"]
     assert resume["changed"] == {}, "the config"

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from optuna import Study
 
@@ -28,7 +29,7 @@ from jaxrl_atari.runs.journal import repair_journal
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_search, resume_command, trial_dir
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
-from jaxrl_atari.search.options import SearchConfig, option_values, read_search, to_dict
+from jaxrl_atari.search.options import SearchConfig, read_search
 from jaxrl_atari.search.results import SearchResults, save_search_results, search_results
 from jaxrl_atari.search.study import (
     failure_text,
@@ -52,12 +53,16 @@ class Options(FromDirectory):
 
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
+    def values(self) -> dict[str, Any]:
+        """The config and the options of the search as a nested dict. `flat` names its values as the options."""
+        return self.full_config.to_dict() | {"search": self.search.to_dict()}
 
-def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig, Path | None]:
+
+def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | None]:
     """Parses the command line.
 
     Returns:
-        The config; the options of the search; and its directory, None for a new one.
+        The options; and those of the search that is resumed, None for a new one.
 
     Raises:
         UserError: a value cannot be used, or cannot change when a search is resumed.
@@ -74,56 +79,43 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Config, SearchConfig
     if resumed is not None:
         config, search = read_search(resumed)
         before = Options(full_config=config, search=search)
-        sources.say_kept(option_values(default.full_config, default.search), option_values(config, search))
+        sources.say_kept(default.values(), before.values())
         default = before
     options = parse(Options, arguments, "search", default, before.full_config if before else None)
     check_search(options.full_config, options.search)
     if before is not None:
         _require_continuation(options, before)
-    return options.full_config, options.search, options.directory
+    return options, before
 
 
 def _require_continuation(options: Options, before: Options) -> None:
     """Refuses other options than those of the search that is resumed, except for `MAY_CHANGE`."""
-    stored = option_values(before.full_config, before.search)
-    asked = option_values(options.full_config, options.search)
-    for name, (was, wanted) in changed_fields(stored, asked).items():
+    for name, (was, wanted) in changed_fields(before.values(), options.values()).items():
         require(name.startswith(MAY_CHANGE), name, wanted, f"{was!r}, its value in this search")
 
 
-def run_search(config: Config, search: SearchConfig, search_dir: Path | None) -> Path:
+def run_search(options: Options, before: Options | None) -> Path:
     """Runs a search and returns the search directory.
 
     Args:
-        config: the config of all trials, apart from the searched fields.
-        search: the options of the search.
-        search_dir: the directory of the search; a search in it is resumed. None: a new directory.
+        options: the search; the config of all trials, apart from the searched fields; and the search directory,
+            None for a new one.
+        before: the options of the search that is resumed. None for a new search.
 
     Raises:
         UserError: the search cannot be run, or every trial was refused. A new directory is then removed again.
         SessionsFailed: every trial has failed, in this start or an earlier one; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
+    config = options.full_config
+    search = options.search
     set_up_ray(search.address, config.devices, search.resources)  # its errors come before anything is created
     env = config.env
     check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
-    before = None  # the values of a search that is resumed
-    if search_dir is not None and is_search(search_dir):
-        before = option_values(*read_search(search_dir))
     is_new = before is None
     named = dataclasses.replace(config, name=f"{config.name}_search")  # names the directory
-    with claim_run_dir(named, search_dir, is_new) as search_dir:
-        repaired = repair_journal(search_dir)
-        if repaired:
-            say(repaired)
-        unfinished = unfinished_trials(search_dir, search)
-        values = option_values(config, search)
-        if unfinished or values != before:
-            described = describe(config, search_dir, SEARCH_FILE) | to_dict(config, search)
-            write_json(search_dir / SEARCH_FILE, described)
-        say(f"{'search directory:' if is_new else 'resuming'} {search_dir}")
-        if before is not None:
-            say_changes("changed", changed_fields(before, values))
+    with claim_run_dir(named, options.directory, is_new) as search_dir:
+        unfinished = _start_or_resume(search_dir, options, before)
         study = open_study(search_dir, search)
         failures = _train_trials(config, search, search_dir, study, unfinished)
         if is_new and failures and not has_session(search_dir):
@@ -134,11 +126,41 @@ def run_search(config: Config, search: SearchConfig, search_dir: Path | None) ->
     if config.log.graphs:
         _try_to_draw(search_dir, study)
         try_report(search_dir)
-    trials = study.trials[: search.trials]
+    _raise_failures(study, search.trials)
+    return search_dir
+
+
+def _start_or_resume(search_dir: Path, options: Options, before: Options | None) -> list[int]:
+    """Writes search.json if that is due, prints what a resume changes, and returns the trials that are left.
+
+    A journal whose end is damaged is repaired first.
+
+    Args:
+        before: see `run_search`.
+
+    Returns:
+        The numbers of the trials that have not ended.
+    """
+    repaired = repair_journal(search_dir)
+    if repaired:
+        say(repaired)
+    unfinished = unfinished_trials(search_dir, options.search)
+    values_before = None if before is None else before.values()
+    if unfinished or options.values() != values_before:
+        description = describe(options.full_config, search_dir, SEARCH_FILE)
+        write_json(search_dir / SEARCH_FILE, description | {"search": options.search.to_dict()})
+    say(f"{'search directory:' if before is None else 'resuming'} {search_dir}")
+    if values_before is not None:
+        say_changes("changed", changed_fields(values_before, options.values()))
+    return unfinished
+
+
+def _raise_failures(study: Study, count: int) -> None:
+    """Raises `SessionsFailed` if all of the first `count` trials have failed."""
+    trials = study.trials[:count]
     if all(failure_text(trial) for trial in trials):
         last = failure_text(trials[-1])
-        raise SessionsFailed(f"every trial failed ({search.trials}), the last one: {last}")
-    return search_dir
+        raise SessionsFailed(f"every trial failed ({count}), the last one: {last}")
 
 
 def _train_trials(

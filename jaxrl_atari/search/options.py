@@ -65,24 +65,18 @@ class SearchConfig:
     def __post_init__(self) -> None:
         check_fields(self, "search.")
 
+    def to_dict(self) -> dict[str, Any]:
+        """These options as nested dicts of JSON values."""
+        return dataclasses.asdict(self) | {"space": space_dict(self)}
+
 
 def space_dict(search: SearchConfig) -> dict[str, Any]:
     """The space of a search as JSON values: name of a field -> class and arguments of its distribution."""
     return {name: json.loads(distribution_to_json(distribution)) for name, distribution in search.space.items()}
 
 
-def to_dict(config: Config, search: SearchConfig) -> dict[str, Any]:
-    """The config and the options of a search as nested dicts of JSON values."""
-    return {"config": config.to_dict(), "search": dataclasses.asdict(search) | {"space": space_dict(search)}}
-
-
-def option_values(config: Config, search: SearchConfig) -> dict[str, Any]:
-    """The config and the options of a search as one nested dict. `flat` gives it the names of the options."""
-    return config.to_dict() | {"search": to_dict(config, search)["search"]}
-
-
 def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
-    """Reads search.json, which holds what `to_dict` returns.
+    """Reads the config and the options of a search from its search.json.
 
     Raises:
         UserError: the directory has no search.json, or the file cannot be used, for example in this version.

@@ -8,7 +8,7 @@ is a sweep in which nothing varies. A plan (`SuitePlan`, `SweepPlan`) says what 
     suite.py           SuitePlan: config and games; suite.json
     vary.py            the option --vary
     sweep.py           SweepPlan: config, games and the values that vary, hence the settings; sweep.json
-    jobs.py            the jobs of a plan, and the launcher that trains them
+    jobs.py            the jobs of a plan: whether they can be trained, which are left, and their training
     results.py         ResultsKeeper: saves the results when a job ends; at the end it shows, saves and draws them
     sweep_results.py   SweepResults: the table of a sweep, and its graph. SuiteResults, which reports show
                        too, is in report/suites.py

@@ -6,8 +6,9 @@ python -m jaxrl_atari.suite --resume data/suite_20260101_120000
 python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -26,9 +27,7 @@ from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
 from jaxrl_atari.suite.vary import parse_vary, vary_options
 from jaxrl_atari.trials.launch import Job
-from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
-from jaxrl_atari.trials.slots import check_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,45 +114,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the sessions that a suite or a sweep lacks, and shows, saves and draws its results."""
     options, plan, before = parse_options(arguments)
     # Imported here, so that --help need not import Flax and orbax.
-    from jaxrl_atari.config_checks import check_names_and_minibatches
-    from jaxrl_atari.suite.jobs import launcher_on_ray, launcher_on_this_machine, unfinished_jobs_of_sweep
-    from jaxrl_atari.trials.sessions import train_job
+    from jaxrl_atari.suite.jobs import check_trainable, train_jobs, unfinished_jobs_of_sweep
 
-    config = plan.config
-    # What can be refused without starting JAX or Ray is refused before a directory is made. If every session is
-    # refused later, `claim_run_dir` removes the directory again.
-    for setting in plan.settings:
-        check_names_and_minibatches(setting.plan.config)
-    if options.address:
-        set_up_ray(options.address, config.devices, options.resources)
-    else:
-        check_slots(config, plan.total_sessions)
-    is_new = before is None
-    with claim_run_dir(config, options.directory, is_new) as directory:
+    check_trainable(plan, options.address, options.resources)
+    with claim_run_dir(plan.config, options.directory, is_new=before is None) as directory:
         jobs = unfinished_jobs_of_sweep(directory, plan)
         if plan != before or jobs:
             write_plan(directory, plan)
-        settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
-        say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
-        if before is not None:
-            say_changes("changed", changed_fields(before.config.to_dict(), config.to_dict()))
+        _say_plan(directory, plan, before)
         _say_finished(plan, jobs)
         results = ResultsKeeper(directory, plan)
         if jobs:
-            if options.address:
-                launch = launcher_on_ray(plan, directory, options.address, options.resources)
-            else:
-                launch = launcher_on_this_machine(plan, jobs)
-            try:
-                launch(jobs, train_job, results.on_end)
-            except KeyboardInterrupt:
-                results.save_all()
-                raise KeyboardInterrupt(f"stopped; go on with {resume_command('suite', directory)}") from None
-        if is_new and results.failures and not has_session(directory):
-            reasons = dict.fromkeys(failure.reason for failure in results.failures)
-            raise UserError(f"no session could begin: {'; '.join(reasons)}")
+            with _saved_if_stopped(directory, results):
+                train_jobs(jobs, plan, directory, options.address, options.resources, results.on_end)
+        if before is None:
+            _require_session(directory, results)
         results.show_and_save_all()
     results.raise_failures()
+
+
+def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> None:
+    """Prints what is trained, and what a resume changes in the config of the plan `before`."""
+    settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
+    say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
+    if before is not None:
+        say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
 
 
 def _say_finished(plan: SweepPlan, jobs: Sequence[Job]) -> None:
@@ -163,6 +148,23 @@ def _say_finished(plan: SweepPlan, jobs: Sequence[Job]) -> None:
         for game in plan.games:
             if (setting.label, game) not in waiting:
                 say("  ".join(filter(None, (f"game {game}", setting.label, "finished already"))))
+
+
+@contextlib.contextmanager
+def _saved_if_stopped(directory: Path, results: ResultsKeeper) -> Iterator[None]:
+    """Saves the results after a stop request, and raises `KeyboardInterrupt` with the command that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        results.save_all()
+        raise KeyboardInterrupt(f"stopped; go on with {resume_command('suite', directory)}") from None
+
+
+def _require_session(directory: Path, results: ResultsKeeper) -> None:
+    """Raises `UserError` if jobs of a new suite have failed, and none has begun a session."""
+    if results.failures and not has_session(directory):
+        reasons = dict.fromkeys(failure.reason for failure in results.failures)
+        raise UserError(f"no session could begin: {'; '.join(reasons)}")
 
 
 if __name__ == "__main__":

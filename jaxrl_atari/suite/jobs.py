@@ -1,18 +1,39 @@
-"""The jobs of a suite or a sweep, and the launcher that trains them."""
+"""The jobs of a suite or a sweep: whether they can be trained, which are left, and their training."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
+from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan
-from jaxrl_atari.trials.launch import Job, Launcher
+from jaxrl_atari.trials.launch import Job, OnEnd
 from jaxrl_atari.trials.processes import run_processes
+from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
-from jaxrl_atari.trials.sessions import unfinished_jobs
-from jaxrl_atari.trials.slots import plan_slots
+from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
+from jaxrl_atari.trials.slots import check_slots, plan_slots
+
+
+def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -> None:
+    """Checks what can be checked without starting JAX or Ray, before the directory of a suite or sweep is made.
+
+    If every session is refused later, `claim_run_dir` removes the directory again.
+
+    Args:
+        address, resources: see `train_jobs`.
+
+    Raises:
+        ConfigError: a name, a coefficient or a minibatch size that cannot be used, or devices that are not there.
+        UserError: Ray is not installed, or there is no cluster at `address`.
+    """
+    for setting in plan.settings:
+        check_names_and_minibatches(setting.plan.config)
+    if address:
+        set_up_ray(address, plan.config.devices, resources)
+    else:
+        check_slots(plan.config, plan.total_sessions)
 
 
 def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
@@ -33,20 +54,27 @@ def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
     return jobs
 
 
-def launcher_on_this_machine(plan: SweepPlan, jobs: Sequence[Job]) -> Launcher:
-    """The launcher that trains jobs on the devices of this machine, each job in a process of its own.
+def train_jobs(
+    jobs: Sequence[Job], plan: SweepPlan, directory: Path, address: str, resources: ResourcesConfig, on_end: OnEnd
+) -> None:
+    """Trains jobs on this machine, each in a process of its own, or on a Ray cluster.
+
+    Args:
+        plan: the plan of which these are the unfinished jobs.
+        directory: directory of the suite or sweep.
+        address, resources: of the Ray cluster, see `run_on_ray`. An empty address is this machine without Ray.
+        on_end: see `Launcher`.
 
     Raises:
         ConfigError: as `plan_slots`.
+        UserError: the cluster cannot be used.
+        KeyboardInterrupt: see `Launcher`.
     """
-    slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
-    return partial(run_processes, slots=slots, parallel=parallel)
-
-
-def launcher_on_ray(plan: SweepPlan, directory: Path, address: str, resources: ResourcesConfig) -> Launcher:
-    """The launcher that trains jobs on a Ray cluster; see `run_on_ray`."""
+    if not address:
+        slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
+        run_processes(jobs, train_job, on_end, slots=slots, parallel=parallel)
+        return
     from jaxrl_atari.trials.ray_tasks import run_on_ray  # here, because it imports Ray
 
-    return partial(
-        run_on_ray, directory=directory, address=address, devices=plan.config.devices, resources=resources
-    )
+    devices = plan.config.devices
+    run_on_ray(jobs, train_job, on_end, directory=directory, address=address, devices=devices, resources=resources)
