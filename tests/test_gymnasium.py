@@ -7,12 +7,14 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+from ale_py.env import AtariEnv
 from gymnasium import spaces
 from test_envs import assert_equal, play, random_actions
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.config_dicts import config_from_dict
 from jaxrl_atari.envs import EpisodeCounter, GymnasiumSettings, check_environment, make_pool
+from jaxrl_atari.envs.gymnasium import make_single
 from jaxrl_atari.envs.protocols import GYMNASIUM_RULES, PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 
@@ -298,6 +300,36 @@ def test_a_check_that_fails_closes_its_environment(monkeypatch):
     with pytest.raises(UserError, match="opencv"):
         check_environment("gymnasium", CLOCK, GYMNASIUM_RULES, settings)
     assert len(closed) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "image_key", "expected"),
+    [({"high": 1}, None, "expected image observations"), ({"key": "a"}, "b", "expected the key of an image")],
+)
+def test_an_environment_that_is_refused_is_closed(monkeypatch, options, image_key, expected):
+    closed = []
+    monkeypatch.setattr(Clock, "close", lambda self: closed.append(self))
+    with pytest.raises(UserError, match=expected):
+        make_single(CLOCK, GYMNASIUM_RULES, GymnasiumSettings(options, image_key))
+    assert len(closed) == 1
+
+
+def test_a_game_of_ale_that_is_refused_is_closed(monkeypatch):
+    closed = []
+    monkeypatch.setattr(AtariEnv, "close", lambda self: closed.append(self))
+    settings = GymnasiumSettings({"continuous": True})
+    with pytest.raises(UserError, match="keep the actions discrete"):
+        make_single("ALE/Pong-v5", PROTOCOLS["v5"], settings)
+    assert len(closed) == 1
+
+
+def test_the_error_of_closing_does_not_hide_why_an_environment_is_refused(monkeypatch):
+    def fail(self):
+        raise RuntimeError("closed twice")
+
+    monkeypatch.setattr(Clock, "close", fail)
+    with pytest.raises(UserError, match="expected image observations"):
+        make_single(CLOCK, GYMNASIUM_RULES, GymnasiumSettings({"high": 1}))
 
 
 def test_opencv_is_named_where_it_is_missing(monkeypatch):

@@ -28,8 +28,9 @@ import difflib
 import re
 from collections.abc import Mapping
 from importlib import resources
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from jaxrl_atari.envs.protocols import ReferenceProtocol
 from jaxrl_atari.errors import ConfigError
 
 DEFAULT_GAE_LAMBDA = 0.95
@@ -71,7 +72,7 @@ class _Source(NamedTuple):
     gae_lambda: float | None  # None means the value tuned for the game
 
 
-SOURCES = {
+SOURCES: dict[ReferenceProtocol, tuple[_Source, ...]] = {
     "v5": (
         _Source("slm_lab_ppo_10m", "SLM Lab's PPO", None),
         _Source("slm_lab_tutorial_10m", "SLM Lab's tutorial", None),
@@ -99,7 +100,7 @@ def _reference(row: Mapping[str, str], column: str, source: str) -> Reference | 
     return Reference(source, float(row[column]), float(std) if std else None)
 
 
-def _read_games(protocol: Literal["v5", "classic"]) -> dict[str, Game]:
+def _read_games(protocol: ReferenceProtocol) -> dict[str, Game]:
     """Reads the tables: CamelCase name -> game, with the scores of a protocol."""
     classic = _rows("classic_scores.csv")
     games = {}
@@ -124,8 +125,8 @@ def _read_games(protocol: Literal["v5", "classic"]) -> dict[str, Game]:
 GAMES = _read_games("v5")
 """ALE's CamelCase name -> game with its scores under `v5`, in alphabetical order."""
 
-_SCORES = {"v5": GAMES, "classic": _read_games("classic")}
-"""Protocol -> name -> game."""
+_GAMES_UNDER: dict[str, dict[str, Game]] = {"v5": GAMES, "classic": _read_games("classic")}
+"""Reference protocol -> name -> game."""
 
 
 def _letters(name: str) -> str:
@@ -138,7 +139,7 @@ _NAME_OF = {_letters(name): name for name in GAMES}
 TWO_PLAYER_GAMES = ("combat", "joust", "mazecraze", "warlords")
 """Games that need two players. The table does not have them."""
 
-_SPELLINGS: tuple[tuple[str, Literal["v5", "classic"] | None], ...] = (
+_SPELLINGS: tuple[tuple[str, ReferenceProtocol | None], ...] = (
     (r"ale/(.*)-v5", "v5"),
     (r"(.*)noframeskip-v4", "classic"),
     (r"(.*)", None),
@@ -149,7 +150,7 @@ The first pattern that matches a known game decides.
 """
 
 
-def parse_game(name: str) -> tuple[str, Literal["v5", "classic"] | None]:
+def parse_game(name: str) -> tuple[str, ReferenceProtocol | None]:
     """Parses the name of a game.
 
     | name | protocol |
@@ -203,9 +204,9 @@ def game_under(name: str, protocol: str) -> Game:
     """
     if name not in GAMES:
         return Game(name, DEFAULT_GAE_LAMBDA)
-    if protocol not in _SCORES:
+    if protocol not in _GAMES_UNDER:
         return Game(name, GAMES[name].gae_lambda)
-    return _SCORES[protocol][name]
+    return _GAMES_UNDER[protocol][name]
 
 
 def default_gae_lambda(name: str, protocol: str) -> float:

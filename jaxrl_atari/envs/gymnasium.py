@@ -14,7 +14,7 @@ by modules that the user has named (`jaxrl_atari/imports.py`).
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -59,7 +59,9 @@ class FireOnReset(gymnasium.Wrapper):
 
 def make_single(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
     """One environment whose observations are frames, uint8 [84, 84]. Arguments and errors: as `make_image_env`."""
-    return _grey_frames(make_image_env(game, rules, settings, render), game)
+    env = make_image_env(game, rules, settings, render)
+    with _closed_on_error(env):
+        return _grey_frames(env, game)
 
 
 def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
@@ -89,7 +91,8 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
     try:
         env = _make(game, rules, arguments)
         if render and "rgb_array" in (env.metadata.get("render_modes") or ()):
-            with contextlib.suppress(TypeError):  # a function of the user's that takes no `render_mode`
+            # `TypeError`: a function of the user's takes no `render_mode`.
+            with _closed_on_error(env), contextlib.suppress(TypeError):
                 rendered = _make(game, rules, {**arguments, "render_mode": "rgb_array"})
                 env.close()
                 env = rendered
@@ -101,7 +104,19 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
         raise UserError(
             f"env.game = {game!r}: the environment cannot be made{chosen} ({reason(error)})"
         ) from error
-    return _select_image(env, game, settings.image_key)
+    with _closed_on_error(env):
+        return _select_image(env, game, settings.image_key)
+
+
+@contextlib.contextmanager
+def _closed_on_error(env: gymnasium.Env) -> Iterator[None]:
+    """Closes an environment if the block raises an error, which remains the only one."""
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(Exception):  # an environment may raise anything
+            env.close()
+        raise
 
 
 def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.Env:
@@ -118,11 +133,14 @@ def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.En
         disable_env_checker=True,
         **arguments,
     )
-    if not isinstance(env.action_space, spaces.Discrete):
-        raise ConfigError("env.options", dict(arguments), "arguments that keep the actions discrete")
-    if rules.fire_on_reset and "FIRE" in env.unwrapped.get_action_meanings():  # type: ignore[attr-defined]
-        env = FireOnReset(env)  # before the no-ops, as with the back end `ale`
-    return wrappers.AtariPreprocessing(env, noop_max=rules.noop_max, frame_skip=FRAME_SKIP, screen_size=FRAME_SIZE)
+    with _closed_on_error(env):
+        if not isinstance(env.action_space, spaces.Discrete):
+            raise ConfigError("env.options", dict(arguments), "arguments that keep the actions discrete")
+        if rules.fire_on_reset and "FIRE" in env.unwrapped.get_action_meanings():  # type: ignore[attr-defined]
+            env = FireOnReset(env)  # before the no-ops, as with the back end `ale`
+        return wrappers.AtariPreprocessing(
+            env, noop_max=rules.noop_max, frame_skip=FRAME_SKIP, screen_size=FRAME_SIZE
+        )
 
 
 def _select_image(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:

@@ -11,7 +11,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 
 class Rules(NamedTuple):
@@ -43,8 +43,8 @@ GYMNASIUM_RULES = Rules(
 )
 """Rules of the protocol `gymnasium`. Only `clip_rewards` can be chosen."""
 
-REFERENCE_PROTOCOLS = ("v5", "classic")
-"""The protocols that have reference scores (`games.py`), as `protocol_text` writes them."""
+ReferenceProtocol = Literal["v5", "classic"]
+"""A protocol of the published scores (`games.py`), with its own rules. `protocol_text` writes it as its name."""
 
 
 def protocol_text(name: str, rules: Rules, settings: Mapping[str, Any] | None = None) -> str:
@@ -67,6 +67,6 @@ def protocol_text(name: str, rules: Rules, settings: Mapping[str, Any] | None = 
 
 def comparison_note(protocol: str) -> str | None:
     """Why scores under a protocol, a `protocol_text`, are compared with no reference; None if they are."""
-    if protocol in REFERENCE_PROTOCOLS:
+    if protocol in get_args(ReferenceProtocol):
         return None
     return f"not compared: no reference, random or human score is of this protocol ({protocol})"
