@@ -1,7 +1,8 @@
 """Session: one training run with one seed. Its loop is `train`: collect, update, log, checkpoint."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.algorithm import TrainState
+from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import Stopped
@@ -28,7 +30,7 @@ from jaxrl_atari.networks import Networks
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
-from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.checkpoints import Checkpoints, RestoredCheckpoint
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due
@@ -295,53 +297,34 @@ def open_session(
     if leads and config.log.wandb:
         require_wandb()
     with contextlib.ExitStack() as exits:
-        claim = claim_session_dir(session_dir, resume) if leads else contextlib.nullcontext(lambda: None)
-        keep_dir = exits.enter_context(claim)
+        keep_dir = exits.enter_context(claim_as_leader(session_dir, resume))
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
-        outputs.message("starting the games and the network")
+        say = outputs.message
+        say("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
-        checkpoints = Checkpoints(session_dir, outputs.message)
+        checkpoints = Checkpoints(session_dir, say)
         restored = checkpoints.resume(partial(abstract_arrays, config, device=placement.home)) if resume else None
-        meta = restored.meta if restored else {}
-        progress = Progress(meta)
+        progress = Progress(restored.meta if restored else {})
 
-        networks_for = partial(networks_of_session, config, placement)
-        groups_for = partial(make_groups, config, placement, networks_for)
-        games = start_games(groups_for, config.env, seed, progress, checkpoints, restored, outputs.message)
+        games = make_games(config, placement, seed, progress, checkpoints, restored, say)
         exits.callback(games.close)
-
-        num_actions = games.num_actions
-        arrays = restored.arrays if restored else first_arrays(config, num_actions, seed, placement.home)
-        learner = make_learner(config, placement, networks_for(num_actions), arrays, outputs.message)
+        arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
+        learner = make_learner(config, placement, games.num_actions, arrays, say)
         exits.callback(learner.close)
-
         evaluator = None
         if leads and config.evaluation.every_env_steps:
-            evaluator = make_evaluator(config, placement, seed, num_actions, session_dir, outputs)
+            evaluator = make_evaluator(config, placement, seed, games.num_actions, session_dir, outputs)
             exits.callback(evaluator.close)
-        was_evaluating = "evaluation" in arrays  # at the checkpoint
 
+        was_evaluating = "evaluation" in arrays  # at the checkpoint
         if leads:
+            starts_anew = restored is None
             open_logs(
-                config,
-                session_dir,
-                progress,
-                outputs,
-                starts_anew=restored is None,
-                was_evaluating=was_evaluating,
+                config, session_dir, progress, outputs, starts_anew=starts_anew, was_evaluating=was_evaluating
             )
-        log = SessionLog(
-            outputs,
-            config.log.every_env_steps,
-            progress,
-            unlogged=meta.get("unlogged_metrics", ()),
-            optimizer_steps=int(arrays["train_state"].optimizer_steps),
-            steps_per_update=config.ppo.epochs * config.num_minibatches,
-            monitor=exits.enter_context(monitor([*placement.learner, *placement.actors])),
-            in_progress=games.in_progress,
-            compiled=compile_clock(),
-        )
+        machine = exits.enter_context(monitor([*placement.learner, *placement.actors]))
+        log = make_log(config, outputs, progress, restored, arrays["train_state"], games, machine)
         if evaluator is not None and was_evaluating:
             evaluator.start(arrays["evaluation"], progress.evaluated)
 
@@ -359,27 +342,48 @@ def open_session(
             stop_requested=stop_requested,
             ends_early=ends_early,
         )
-        outputs.message(f"device: {session.device_text()}")
-        if meta:
-            outputs.message(resume_text(meta, session.meta()))
+        say(f"device: {session.device_text()}")
+        if restored is not None:
+            say(resume_text(restored.meta, session.meta()))
         del restored, arrays  # the learner has a copy of the train state: 20 MB for `nature`
         keep_dir()
         yield session
 
 
-def networks_of_session(config: Config, placement: Placement, num_actions: int) -> Networks:
+def claim_as_leader(session_dir: Path, resume: bool) -> AbstractContextManager[Callable[[], None]]:
+    """What `claim_session_dir` returns; in a process that is not the leader, something that does nothing."""
+    return claim_session_dir(session_dir, resume) if is_leader() else contextlib.nullcontext(lambda: None)
+
+
+def networks_of_session(network: NetworkConfig, placement: Placement, num_actions: int) -> Networks:
     """The networks of a session, in the forms that suit the devices that learn and act."""
-    return make_networks(config.network, num_actions, *placement.device_classes)
+    return make_networks(network, num_actions, *placement.device_classes)
+
+
+def make_games(
+    config: Config,
+    placement: Placement,
+    seed: int,
+    progress: Progress,
+    checkpoints: Checkpoints,
+    restored: RestoredCheckpoint | None,
+    say: Callable[[str], object],
+) -> SessionGames:
+    """The games of a session, with the network that acts in them. Arguments: see `start_games`."""
+    networks_for = partial(networks_of_session, config.network, placement)
+    make = partial(make_groups, config, placement, networks_for)
+    return start_games(make, config.env, seed, progress, checkpoints, restored, say)
 
 
 def make_learner(
     config: Config,
     placement: Placement,
-    networks: Networks,
+    num_actions: int,
     arrays: dict[str, Any],
     say: Callable[[str], object],
 ) -> Learner:
     """The learner that `config.overlap` selects. It copies the train state. `say` gets advice on slow networks."""
+    networks = networks_of_session(config.network, placement, num_actions)
     if networks.learning.advice:
         say(networks.learning.advice)
     kind = Learner if config.overlap == "none" else OverlappedLearner
@@ -394,6 +398,36 @@ def make_evaluator(
     network = make_network(config.network, num_actions, device_class(device))
     return Evaluator(
         config, seed, network, num_actions, device, session_dir, say=outputs.message, write=outputs.evaluation
+    )
+
+
+def make_log(
+    config: Config,
+    outputs: Writer,
+    progress: Progress,
+    restored: RestoredCheckpoint | None,
+    train_state: TrainState,
+    games: SessionGames,
+    machine: Callable[[], Mapping[str, float]],
+) -> SessionLog:
+    """The log of a session, which continues that of a checkpoint.
+
+    Args:
+        outputs: receives its lines and log points.
+        restored: the checkpoint that the session resumes from; None for a new session.
+        train_state: that of the checkpoint, or the first one.
+        machine: returns the machine's figures for a log point.
+    """
+    return SessionLog(
+        outputs,
+        config.log.every_env_steps,
+        progress,
+        unlogged=restored.meta.get("unlogged_metrics", ()) if restored else (),
+        optimizer_steps=int(train_state.optimizer_steps),
+        steps_per_update=config.ppo.epochs * config.num_minibatches,
+        monitor=machine,
+        in_progress=games.in_progress,
+        compiled=compile_clock(),
     )
 
 
