@@ -17,7 +17,7 @@ def find_provenance(config: Config, placement: Placement, compute_dtype: str) ->
     Args:
         compute_dtype: the type in which the network computes, such as `float32`.
     """
-    today = software_and_machine(config)
+    today = software_and_machine(config.devices)
     on_gpu = any(device.platform == "gpu" for device in (*placement.learner, *placement.actors))
     return {
         "python": today["python"],

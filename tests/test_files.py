@@ -177,7 +177,9 @@ def test_a_package_inside_another_repository_has_not_its_revision(variables, tmp
     commit = "git init -q && git -c user.name=a -c user.email=b commit -q --allow-empty -m theirs"
     subprocess.run(commit, shell=True, cwd=tmp_path, check=True)
     shutil.copytree(Path(jaxrl_atari.__file__).parent, tmp_path / "venv" / "jaxrl_atari")
-    code = "from jaxrl_atari.runs.description import *; print(software_and_machine(Config())['git_revision'])"
+    code = (
+        "from jaxrl_atari.runs.description import *; print(software_and_machine(DevicesConfig())['git_revision'])"
+    )
     environment = os.environ | variables
     assert (
         subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path / "venv", env=environment) == b"None\n"

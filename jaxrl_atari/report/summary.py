@@ -66,7 +66,7 @@ class Run:
         wanted = config or self.config
         reached = []
         for session_dir, table in self.tables.items():
-            ended = read_early_end(wanted, session_dir)
+            ended = read_early_end(session_dir, wanted.total_env_steps)
             reached.append(wanted.total_env_steps if ended else table["env_steps"][-1])
         return wanted.is_complete(reached)
 
@@ -87,7 +87,7 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
     """
     config = read_config(run_dir)
     tables = read_sessions(run_dir, sessions or config.sessions)
-    ends = {path.name: read_early_end(config, path) for path in tables}
+    ends = {path.name: read_early_end(path, config.total_env_steps) for path in tables}
     return Run(
         path=run_dir,
         config=config,

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.config_dicts import changed_fields, config_from_dict, flat
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
@@ -153,7 +153,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
             changes: name -> [before, after]. None: as for a new run.
         file: has the description, such as suite.json in a suite.
     """
-    today = software_and_machine(config)
+    today = software_and_machine(config.devices)
     described = {
         "config": config.to_dict(),
         "seed": config.seed,
@@ -183,7 +183,7 @@ def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:
         config: the config here, such as one that keeps within a share of this machine.
         described: the description that the command has made on its own machine.
     """
-    here = {"config": config.to_dict(), **software_and_machine(config)}
+    here = {"config": config.to_dict(), **software_and_machine(config.devices)}
     if "resumed" not in described:
         return described | here
     *earlier, entry = described["resumed"]  # the software and machine of the first start stay
@@ -193,12 +193,12 @@ def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:
     return described | {"config": values, "resumed": [*earlier, entry]}
 
 
-def software_and_machine(config: Config) -> dict[str, Any]:
+def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:
     """Versions of Python and of the packages that matter, git revision, JAX's numeric settings, and the machine.
 
     With `devices.gpu = false` nothing asks the machine for its GPUs, and they are None.
     """
-    asks_for_gpus = config.devices.gpu is not False
+    asks_for_gpus = devices.gpu is not False
     cpu = read_cpu()
     return {
         "python": platform.python_version(),

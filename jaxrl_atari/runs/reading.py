@@ -91,7 +91,7 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     damaged has not finished: a resume says what is wrong with it.
     """
     latest = latest_env_steps(session_dir)
-    if not config.is_spent(latest) and read_early_end(config, session_dir) is None:
+    if not config.is_spent(latest) and read_early_end(session_dir, config.total_env_steps) is None:
         return False
     if latest == 0:  # it ended before its first update
         return True
@@ -112,11 +112,14 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     return not is_due or str(latest) in rows
 
 
-def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
+def read_early_end(session_dir: Path, total_env_steps: int) -> dict[str, Any] | None:
     """What ended a session before its budget was spent: `env_steps` and `reason`. None if nothing did.
 
     A session that is resumed with another budget, or from another checkpoint, has not ended. A damaged
     stopped.json counts as none: the session trains on, and the rule that stopped it stops it again.
+
+    Args:
+        total_env_steps: the budget of the session.
     """
     path = session_dir / STOPPED_FILE
     if not path.is_file():
@@ -127,7 +130,7 @@ def read_early_end(config: Config, session_dir: Path) -> dict[str, Any] | None:
         latest = latest_env_steps(session_dir)
         # A published copy may hold another checkpoint than the last. It is not resumed.
         has_last = env_steps == latest or bool(latest_meta(session_dir).get("parameters_only"))
-        is_current = has_last and ended["total_env_steps"] == config.total_env_steps
+        is_current = has_last and ended["total_env_steps"] == total_env_steps
     except (ValueError, KeyError):
         return None
     return {"env_steps": env_steps, "reason": str(ended.get("reason", ""))} if is_current else None

@@ -94,7 +94,7 @@ def train_job(
     """
     config = job.config
     directory = session_path(job.run_dir, job.session)
-    rule = StopRule(stop, config, directory)
+    rule = StopRule(stop, config.total_env_steps, directory)
     with contextlib.ExitStack() as exits:
         if close_writers:
             for writer in writers:
@@ -153,16 +153,16 @@ class StopRule(Writer):
 
     Args:
         stop: see `run_training`.
-        config: config of the trial.
+        total_env_steps: the budget of the session.
         session_dir: directory of the session. If its stopped.json says that the session has met the rule, but was
             interrupted in its last evaluation, the session is to end at once.
     """
 
-    def __init__(self, stop: Stop | None, config: Config, session_dir: Path):
+    def __init__(self, stop: Stop | None, total_env_steps: int, session_dir: Path):
         self._stop = stop
         self._file = session_dir / STOPPED_FILE
-        self._total_env_steps = config.total_env_steps
-        self._end = read_early_end(config, session_dir)  # None until the session is to end
+        self._total_env_steps = total_env_steps
+        self._end = read_early_end(session_dir, total_env_steps)  # None until the session is to end
         self._is_saved = self._end is not None
 
     @property

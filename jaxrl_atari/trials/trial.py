@@ -111,9 +111,9 @@ def run_training(
         if jobs:
             launch, train = _choose_launcher(config, jobs, writers, stop)
             launch(jobs, train, on_end)
-    _raise_refusal(config, directory, failures)
+    _raise_refusal(config.sessions, directory, failures)
     summary = _summarise(config, directory, bool(failures))
-    _raise_failures(config, directory, failures)
+    _raise_failures(config.sessions, directory, failures)
     distributed.wait_for_all()
     return TrainingResult(directory, summary or {})
 
@@ -254,20 +254,20 @@ def _save_summary(run_dir: Path, summary: TrialSummary) -> None:
         say(f"trial.json is not saved: {reason(error)}; {resume_command('train', run_dir)} tries again")
 
 
-def _raise_refusal(config: Config, run_dir: Path, failures: Mapping[int, Failure]) -> None:
+def _raise_refusal(sessions: int, run_dir: Path, failures: Mapping[int, Failure]) -> None:
     """Raises `UserError` if no session could begin, or the only one failed for a reason that can be corrected."""
     nothing_began = failures and not has_session(run_dir)
-    is_correctable = config.sessions == 1 and any(failure.correctable for failure in failures.values())
+    is_correctable = sessions == 1 and any(failure.correctable for failure in failures.values())
     if nothing_began or is_correctable:
         raise UserError("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
 
 
-def _raise_failures(config: Config, run_dir: Path, failures: Mapping[int, Failure]) -> None:
+def _raise_failures(sessions: int, run_dir: Path, failures: Mapping[int, Failure]) -> None:
     """Raises `SessionsFailed` if a session has failed."""
     if not failures:
         return
     reasons = "; ".join(f"session {session}: {failure.reason}" for session, failure in failures.items())
     raise SessionsFailed(
-        f"{len(failures)} of {config.sessions} sessions failed ({reasons});"
+        f"{len(failures)} of {sessions} sessions failed ({reasons});"
         f" {resume_command('train', run_dir)} runs what is missing"
     )
