@@ -1,0 +1,146 @@
+"""Where a session runs: `place` finds the devices that learn, act and evaluate, from the options `devices`.
+
+`check_placement` asserts where arrays lie, for `devices.check`. `hardware/choice.py` chooses among the GPUs before
+JAX starts, and `data_parallel.py` runs the update on the learner's devices.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_atari.checks import check_fields
+from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.device_class import DeviceClass, device_class
+from jaxrl_atari.hardware.gpus import gpu_provider
+from jaxrl_atari.option_forms import GpuOption
+
+
+class Placement(NamedTuple):
+    """The devices of a session, by what they do."""
+
+    learner: tuple[jax.Device, ...]  # of all processes
+    actors: tuple[jax.Device, ...]  # for each learner device of this process, the device that acts for it
+    evaluator: jax.Device
+    why_learner: str  # why the learner has these devices
+
+    @property
+    def home(self) -> jax.Device:
+        """The learner's first device in this process."""
+        return next(d for d in self.learner if d.process_index == jax.process_index())
+
+    @property
+    def device_classes(self) -> tuple[DeviceClass, DeviceClass]:
+        """The classes of the devices that learn and act, as `network_forms.make_networks` takes them."""
+        return device_class(*self.learner), device_class(*self.actors)
+
+
+def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
+    """The devices of a session. Starts JAX's back end on these devices alone.
+
+    Args:
+        field: name of `devices.gpu` in messages.
+
+    Raises:
+        ConfigError: this machine lacks a device, or JAX has already started without it.
+    """
+    chosen = limit_jax(devices, field)
+    found = start_gpus()
+    if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
+        chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
+    learner = learner_devices(devices, chosen, found, field)
+    processes = {device.process_index for device in learner}
+    expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
+    enough = len(processes) == jax.process_count()
+    require(enough, "devices.data_parallel", devices.data_parallel, expected)
+    local = tuple(device for device in learner if device.process_index == jax.process_index())
+    gpus = local_gpus(found)
+    actors = local
+    if devices.actor != "learner":
+        actors = (local_device(chosen.actor, gpus, "devices.actor"),) * len(local)
+    evaluator = local[0]
+    if devices.evaluator != "learner":
+        evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
+    return Placement(learner, actors, evaluator, chosen.why_learner)
+
+
+def learner_devices(
+    devices: DevicesConfig, chosen: DeviceChoice, found: Sequence[jax.Device], field: str = "devices.gpu"
+) -> tuple[jax.Device, ...]:
+    """The devices that learn, of all processes.
+
+    Args:
+        chosen: the GPUs that `devices` asks for.
+        found: the GPUs that `start_gpus` has returned.
+        field: name of `devices.gpu` in messages.
+
+    Raises:
+        ConfigError: JAX has started without one of these devices.
+    """
+    if chosen.learner and not devices.distributed:
+        gpus = local_gpus(found)
+        return tuple(local_device(index, gpus, field) for index in chosen.learner)
+    available = found if chosen.learner else jax.devices("cpu")
+    return first_devices(devices, available, "the devices of JAX")
+
+
+def local_gpus(found: Sequence[jax.Device]) -> dict[int, jax.Device]:
+    """The GPUs of this process, of those that `start_gpus` has returned, by their indices among the visible GPUs.
+
+    JAX may have started without some of the visible GPUs.
+    """
+    here = jax.process_index()
+    return {gpu_provider().index(gpu): gpu for gpu in found if gpu.process_index == here}
+
+
+def local_device(index: int | None, gpus: Mapping[int, jax.Device], option: str) -> jax.Device:
+    """The device of this process that an option means: a GPU, or the CPU for None.
+
+    Args:
+        index: index of the GPU among the visible GPUs.
+        gpus: those of `local_gpus`.
+        option: name of the option in the error.
+
+    Raises:
+        ConfigError: JAX has started without this GPU.
+    """
+    if index is None:
+        return jax.local_devices(backend="cpu")[0]
+    expected = f"one of {list(gpus)}, on which JAX has started"
+    require(index in gpus, option, index, expected, "use a fresh process")
+    return gpus[index]
+
+
+def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
+    """The device that a `gpu` option means; see `place`."""
+    options = DevicesConfig(gpu=gpu)
+    check_fields(options, "devices.")
+    return place(options, field).home
+
+
+# --- Check of placement ------------------------------------------------------------------------------------------
+
+
+class PlacementError(AssertionError):
+    """An array is not on the device where it belongs."""
+
+
+def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> None:
+    """Asserts that every array of a tree lies on exactly these devices of this process.
+
+    Args:
+        what: names the tree in the error.
+
+    Raises:
+        PlacementError: names the first misplaced array, its devices, and the expected ones.
+    """
+    wanted = set(devices)
+    for path, x in jax.tree_util.tree_leaves_with_path(arrays):
+        found = x.sharding.addressable_devices if isinstance(x, jax.Array) else set()
+        if found != wanted:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            where = ", ".join(sorted(map(str, found))) or "the host"
+            expected = ", ".join(sorted(map(str, wanted)))
+            raise PlacementError(f"{what}: {name} is on {where}; expected on {expected}")
