@@ -48,7 +48,7 @@ from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.results import save_search_results, search_results
 from jaxrl_atari.search.study import open_study, start_trial
-from jaxrl_atari.search.trial import Reporter, train_trial
+from jaxrl_atari.search.trial import StudyWriter, train_trial
 from jaxrl_atari.trials import ray_cluster, ray_worker
 from jaxrl_atari.trials.resources import MachineShare, allot
 
@@ -258,12 +258,12 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     config = Config(total_env_steps=9000, log=LogConfig(every_env_steps=100))
 
     def stopped(number, *points):
-        reporter = Reporter(start_trial(tmp_path, search, number), config)  # another process
+        writer = StudyWriter(start_trial(tmp_path, search, number), config)  # another process
         for env_steps, score in points:
-            reporter.write({"env_steps": env_steps, "return_ma": score})
+            writer.write({"env_steps": env_steps, "return_ma": score})
         state = open_study(tmp_path, search).trials[number].state
-        assert reporter.stopped == (state == TrialState.PRUNED)
-        return reporter.stopped
+        assert writer.stopped == (state == TrialState.PRUNED)
+        return writer.stopped
 
     for number, score in enumerate((10.0, 20.0, 30.0, 40.0)):
         assert not stopped(number, (500, 0.0), (1000, score))
@@ -281,8 +281,8 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
         tmp_path, dataclasses.replace(config, sessions=1), grace_env_steps=200, reduction=2, trials=3
     )
     for number in range(2):  # two trials beyond its reach
-        reporter = Reporter(start_trial(tmp_path, search, number), config)
-        reporter.write({"env_steps": 200, "return_ma": 1e6 + number})
+        writer = StudyWriter(start_trial(tmp_path, search, number), config)
+        writer.write({"env_steps": 200, "return_ma": 1e6 + number})
     (tmp_path / "trial_2").mkdir()
     with pytest.raises(Stopped):
         train_trial(tmp_path / "trial_2", MachineShare(0, 1))
@@ -301,7 +301,7 @@ def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_pat
     stop_at = math.inf  # env steps
     requested = threading.Event()
 
-    def progress(reporter, env_steps, row):  # called after an update, before its log point
+    def progress(writer, env_steps, row):  # called after an update, before its log point
         if env_steps >= stop_at:
             requested.set()
 
@@ -315,7 +315,7 @@ def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_pat
                 train_trial(tmp_path / folder / "trial_0", MachineShare(0, 1), stop_requested=requested.is_set)
         return open_study(tmp_path / folder, search).trials[0].intermediate_values
 
-    monkeypatch.setattr(Reporter, "progress", progress)
+    monkeypatch.setattr(StudyWriter, "progress", progress)
     points = reported("uninterrupted")
     middle = sorted(points)[len(points) // 2]
     assert reported("stopped", middle, middle + 1) == points

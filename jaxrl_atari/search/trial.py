@@ -21,7 +21,7 @@ from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
 
 
 @dataclass
-class Reporter(Writer):
+class StudyWriter(Writer):
     """Reports log points to the study, whose pruner may then stop the trial.
 
     A trial that the pruner stops ends in the study at once, with the score of that log point. The log point that a
@@ -61,7 +61,7 @@ def train_trial(
 
     Args:
         run_dir: the directory of the trial, SEARCH_DIR/trial_<number>.
-        share, stop_requested, on_first_update: see `ray_worker.Run`.
+        share, stop_requested, on_first_update: see `ray_worker.RunTask`.
 
     Raises:
         Stopped: ASHA or a stop request has stopped the trial, and its last checkpoint has been written.
@@ -71,12 +71,12 @@ def train_trial(
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
-    reporter = Reporter(trial, config, logged_env_steps(session_path(run_dir, 0)))
+    study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)))
     for job in unfinished_jobs(config, run_dir):
         train_job(
             job,
-            writers=[reporter] if job.session == 0 else [],
-            stop_requested=lambda: reporter.stopped or stop_requested(),
+            writers=[study_writer] if job.session == 0 else [],
+            stop_requested=lambda: study_writer.stopped or stop_requested(),
             on_first_update=on_first_update,
         )
     score, _ = trial_progress(run_dir)

@@ -13,7 +13,7 @@ from jaxrl_atari.trials.processes import run_processes
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
 from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
-from jaxrl_atari.trials.slots import check_slots, plan_slots
+from jaxrl_atari.trials.slots import plan_slots
 
 
 def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -> None:
@@ -33,7 +33,7 @@ def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -
     if address:
         set_up_ray(address, plan.config.devices, resources)
     else:
-        check_slots(plan.config, plan.total_sessions)
+        plan_slots(plan.config, plan.total_sessions)  # raises `ConfigError`
 
 
 def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:

@@ -24,7 +24,7 @@ from jaxrl_atari.runs.description import describe_here
 from jaxrl_atari.runs.layout import OUTPUT_FILE, latest_env_steps, session_path
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
 from jaxrl_atari.trials.ray_cluster import connected
-from jaxrl_atari.trials.ray_worker import STOP_NOTE, PackedTask, Run, TaskEnd, run_packed
+from jaxrl_atari.trials.ray_worker import STOP_NOTE, PackedTask, RunTask, TaskEnd, run_packed
 from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig
 
 SECONDS_BETWEEN_NEWS = 30
@@ -39,7 +39,7 @@ class RayTask(NamedTuple):
 
     name: str  # of its process, and before the line that says that it starts
     folder: Path  # with its output in output.txt
-    run: Run  # runs it, in its process: a function that can be imported, or a `functools.partial` of one
+    run: RunTask  # runs it, in its process: a function that can be imported, or a `functools.partial` of one
     progress: Callable[[], str]  # one line on how far it is, printed every `SECONDS_BETWEEN_NEWS`
     on_end: Callable[[Failure | None], object]
     """Called when it has ended, with its failure, if any. After a stop request, called only if it has finished."""
@@ -217,7 +217,7 @@ def _train_with_share(
     stop_requested: Callable[[], bool],
     on_first_update: Callable[[], object],
 ) -> None:
-    """Trains a job in its process, with a share of the machine, which its description describes; see `Run`."""
+    """Trains a job in its process, with a share of the machine, which its description describes; see `RunTask`."""
     config = share.configure(job.config)
     job = job._replace(config=config, description=describe_here(config, job.description))
     train(job, stop_requested=stop_requested, on_first_update=on_first_update)

@@ -26,7 +26,7 @@ STOP_NOTE = "stop"
 """The note of the command that a stop is requested."""
 
 
-class Run(Protocol):
+class RunTask(Protocol):
     """Runs a task to its end, in its process.
 
     Args:
@@ -48,7 +48,7 @@ class PackedTask(NamedTuple):
 
     number: int  # among the tasks of the command; names the note of its process
     folder: Path  # absolute, because the process has another working directory
-    pickled: bytes  # its `Run`, which may be of a class that the user's own code defines
+    pickled: bytes  # its `RunTask`, which may be of a class that the user's own code defines
 
 
 class TaskEnd(NamedTuple):
@@ -76,7 +76,7 @@ def run_packed(task: PackedTask, share: MachineShare, notes: Path, code: Sequenc
         return thread.apply(run_in_folder, (task.folder, share, (notes / STOP_NOTE).exists, run))
 
 
-def run_in_folder(folder: Path, share: MachineShare, stop_requested: Callable[[], bool], run: Run) -> TaskEnd:
+def run_in_folder(folder: Path, share: MachineShare, stop_requested: Callable[[], bool], run: RunTask) -> TaskEnd:
     """Runs a task, whose output goes to output.txt in a folder. If a stop is requested already, it does nothing.
 
     Args:

@@ -56,11 +56,6 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     return SlotPlan(slots, parallel)
 
 
-def check_slots(config: Config, sessions: int) -> None:
-    """Checks that sessions can be trained on this machine. Raises `ConfigError` if not, as `plan_slots`."""
-    plan_slots(config, sessions)
-
-
 def _slot(devices: DevicesConfig, block: Sequence[int], division: GpuBlocks, sharing: int) -> Slot:
     """Makes the slot of a block of GPUs, or of the CPU.
 
