@@ -1,152 +1,156 @@
-"""The command `devices`: what JAX sees on this machine, what each `gpu` option picks, memory, and problems.
+"""Where a session runs: `place` finds the devices that learn, act and evaluate, from the options `devices`.
 
-python -m jaxrl_atari.devices [--config configs/qbert.py ...]
+`check_placement` asserts where arrays lie, for `devices.check`. `hardware/choice.py` chooses among the GPUs before
+JAX starts, and `data_parallel.py` runs the update on the learner's devices. The command
+`python -m jaxrl_atari.devices` starts at the end of this file; `device_report.py` has what it prints.
 """
 
-import dataclasses
-import importlib.metadata
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from jaxrl_atari import cli
-from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromConfig, parse, read_sources
-from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import driver_version, gpu_packages, visible_gpus
-from jaxrl_atari.hardware.memory import do_not_preallocate
-from jaxrl_atari.output import say
-from jaxrl_atari.placement import learner_devices, local_gpus
-from jaxrl_atari.update_memory import memory_report
+from jaxrl_atari.checks import check_fields
+from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.device_class import DeviceClass, device_class
+from jaxrl_atari.hardware.gpus import gpu_provider
+from jaxrl_atari.option_forms import GpuOption
 
 
-@dataclasses.dataclass(frozen=True)
-class Options(FromConfig):
-    """Reports this machine's devices, which of them each `devices.gpu` value picks, and problems.
+class Placement(NamedTuple):
+    """The devices of a session, by what they do."""
 
-    With a config file, or options that differ from the defaults, also the memory that the learner needs.
-    """
+    learner: tuple[jax.Device, ...]  # of all processes
+    actors: tuple[jax.Device, ...]  # for each learner device of this process, the device that acts for it
+    evaluator: jax.Device
+    why_learner: str  # why the learner has these devices
+
+    @property
+    def home(self) -> jax.Device:
+        """The learner's first device in this process."""
+        return next(d for d in self.learner if d.process_index == jax.process_index())
+
+    @property
+    def device_classes(self) -> tuple[DeviceClass, DeviceClass]:
+        """The classes of the devices that learn and act, as `network_forms.make_networks` takes them."""
+        return device_class(*self.learner), device_class(*self.actors)
 
 
-def print_report(config: Config, with_memory: bool) -> list[str]:
-    """Prints the report.
+def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
+    """The devices of a session. Starts JAX's back end on these devices alone.
 
     Args:
-        config: its `devices` are those whose memory is reported.
-        with_memory: without a fault, also report the memory that training with the config needs.
+        field: name of `devices.gpu` in messages.
 
-    Returns:
-        What fails: the driver or a device.
+    Raises:
+        ConfigError: this machine lacks a device, or JAX has already started without it.
     """
-    visible = visible_gpus()
-    print_versions()
-    do_not_preallocate()  # other processes on the GPU may need the memory
-    limit_jax(DevicesConfig(data_parallel="all"))
+    chosen = limit_jax(devices, field)
     found = start_gpus()
+    if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
+        chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
+    learner = learner_devices(devices, chosen, found, field)
+    processes = {device.process_index for device in learner}
+    expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
+    enough = len(processes) == jax.process_count()
+    require(enough, "devices.data_parallel", devices.data_parallel, expected)
+    local = tuple(device for device in learner if device.process_index == jax.process_index())
     gpus = local_gpus(found)
-
-    faults = [*visible.failing]
-    if visible.fault == "driver":
-        faults.append(visible.why_none)
-    missing = [str(index) for index in range(len(visible.gpus)) if index not in gpus]
-    if missing:  # if JAX could not start on any, none is visible any more
-        faults.append(visible_gpus().why_none or f"JAX has started without GPU {', '.join(missing)}")
-    faults += try_devices([*gpus.values(), jax.devices("cpu")[0]])
-    if not visible.gpus and visible.fault is None:
-        say(f"no GPU: {visible.why_none}")
-
-    print_choices(found)
-    if with_memory and not faults:
-        devices = config.devices
-        if devices.distributed:  # the part of this process
-            devices = dataclasses.replace(devices, distributed=False, data_parallel="all")
-        say(memory_report(config, learner_devices(devices, choose_devices(devices), found)))
-
-    problems = [*faults]
-    if visible.fault == "plugin":
-        problems.append(visible.why_none)
-    for problem in problems:
-        say(f"problem: {problem}")
-    if not problems:
-        say("no problem found")
-    return faults
+    actors = local
+    if devices.actor != "learner":
+        actors = (local_device(chosen.actor, gpus, "devices.actor"),) * len(local)
+    evaluator = local[0]
+    if devices.evaluator != "learner":
+        evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
+    return Placement(learner, actors, evaluator, chosen.why_learner)
 
 
-def print_versions() -> None:
-    """Prints the versions of the NVIDIA driver, of JAX, and of the packages with which it computes on GPUs."""
-    driver = driver_version()
-    if driver is not None:
-        say(f"NVIDIA driver {driver}")
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")} | gpu_packages()
-    for name, version in versions.items():
-        say(f"{name} {version}")
-
-
-def try_devices(devices: Sequence[jax.Device]) -> list[str]:
-    """Multiplies matrices on each device, prints a line for each, and returns the faults."""
-    faults = []
-    for device in devices:
-        result = multiply(device)
-        memory = ""
-        if result == "right":  # a device that fails may report no memory either
-            limit = (device.memory_stats() or {}).get("bytes_limit")
-            memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
-        else:
-            faults.append(f"{device}: matrix product {result}")
-        say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
-    return faults
-
-
-def print_choices(found: Sequence[jax.Device]) -> None:
-    """Prints the device that each value of `devices.gpu` picks.
+def learner_devices(
+    devices: DevicesConfig, chosen: DeviceChoice, found: Sequence[jax.Device], field: str = "devices.gpu"
+) -> tuple[jax.Device, ...]:
+    """The devices that learn, of all processes.
 
     Args:
-        found: the GPUs on which JAX has started.
+        chosen: the GPUs that `devices` asks for.
+        found: the GPUs that `start_gpus` has returned.
+        field: name of `devices.gpu` in messages.
+
+    Raises:
+        ConfigError: JAX has started without one of these devices.
     """
-    for option in ("auto", True, False, *range(len(visible_gpus().gpus))):
-        devices = DevicesConfig(gpu=option)
-        try:
-            device = learner_devices(devices, choose_devices(devices), found)[0]
-        except UserError:
-            device = "an error"
-        say(f"devices.gpu = {str(option).lower():6}{device}")
+    if chosen.learner and not devices.distributed:
+        gpus = local_gpus(found)
+        return tuple(local_device(index, gpus, field) for index in chosen.learner)
+    available = found if chosen.learner else jax.devices("cpu")
+    return first_devices(devices, available, "the devices of JAX")
 
 
-def multiply(device: jax.Device) -> str:
-    """Compares a product of matrices on a device with NumPy's.
+def local_gpus(found: Sequence[jax.Device]) -> dict[int, jax.Device]:
+    """The GPUs of this process, of those that `start_gpus` has returned, by their indices among the visible GPUs.
 
-    Returns:
-        `right`, `wrong`, or `failed: ` and the error.
+    JAX may have started without some of the visible GPUs.
     """
-    matrix = np.arange(2**18, dtype=np.float32).reshape(512, 512) % 7  # whole numbers, whose sums are exact
-    try:
-        placed = jax.device_put(matrix, device)
-        return "right" if np.array_equal(placed @ placed, matrix @ matrix) else "wrong"
-    except Exception as error:  # a broken driver or library may raise anything
-        return f"failed: {reason(error)[:300]}"
+    here = jax.process_index()
+    return {gpu_provider().index(gpu): gpu for gpu in found if gpu.process_index == here}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exits with status 1 if the driver or a device fails."""
-    sources = read_sources(arguments)
-    options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
-    config = options.full_config
-    lacking = None
-    try:
-        choose_devices(config.devices)
-    except UserError as error:  # this machine lacks a device that the config demands: the report may tell why
-        lacking = error
-    has_config = sources.config is not None or config != Config()
-    faults = print_report(config, with_memory=has_config and lacking is None)
-    if lacking is not None:
-        raise lacking
-    if faults:
-        sys.exit(1)
+def local_device(index: int | None, gpus: Mapping[int, jax.Device], option: str) -> jax.Device:
+    """The device of this process that an option means: a GPU, or the CPU for None.
 
+    Args:
+        index: index of the GPU among the visible GPUs.
+        gpus: those of `local_gpus`.
+        option: name of the option in the error.
+
+    Raises:
+        ConfigError: JAX has started without this GPU.
+    """
+    if index is None:
+        return jax.local_devices(backend="cpu")[0]
+    expected = f"one of {list(gpus)}, on which JAX has started"
+    require(index in gpus, option, index, expected, "use a fresh process")
+    return gpus[index]
+
+
+def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
+    """The device that a `gpu` option means; see `place`."""
+    options = DevicesConfig(gpu=gpu)
+    check_fields(options, "devices.")
+    return place(options, field).home
+
+
+# --- Check of placement ------------------------------------------------------------------------------------------
+
+
+class PlacementError(AssertionError):
+    """An array is not on the device where it belongs."""
+
+
+def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> None:
+    """Asserts that every array of a tree lies on exactly these devices of this process.
+
+    Args:
+        what: names the tree in the error.
+
+    Raises:
+        PlacementError: names the first misplaced array, its devices, and the expected ones.
+    """
+    wanted = set(devices)
+    for path, x in jax.tree_util.tree_leaves_with_path(arrays):
+        found = x.sharding.addressable_devices if isinstance(x, jax.Array) else set()
+        if found != wanted:
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            where = ", ".join(sorted(map(str, found))) or "the host"
+            expected = ", ".join(sorted(map(str, wanted)))
+            raise PlacementError(f"{what}: {name} is on {where}; expected on {expected}")
+
+
+# --- The command -------------------------------------------------------------------------------------------------
 
 if __name__ == "__main__":
-    cli.run(main)
+    # The report has a file of its own, because it imports the whole update, and sessions import this file.
+    from jaxrl_atari import device_report
+
+    device_report.run()

@@ -19,9 +19,9 @@ import optax
 from jaxrl_atari.algorithm import Algorithm, TrainState, find_algorithm, update
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
+from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Network, Networks
-from jaxrl_atari.placement import Placement, check_placement
 
 ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""

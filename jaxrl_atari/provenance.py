@@ -5,9 +5,9 @@ from typing import Any
 from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
+from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.hardware.gpus import gpu_packages
-from jaxrl_atari.placement import Placement
 from jaxrl_atari.runs.description import software_and_machine
 
 

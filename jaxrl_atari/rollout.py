@@ -49,6 +49,7 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.categorical import sample_action
+from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment
@@ -57,7 +58,6 @@ from jaxrl_atari.frames import STACK, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
 from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Network, Observation
-from jaxrl_atari.placement import check_placement
 
 # --- The loop ----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
+from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
@@ -26,7 +27,6 @@ from jaxrl_atari.hardware.tuning import compile_clock
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
 from jaxrl_atari.network_forms import make_network, make_networks
 from jaxrl_atari.networks import Networks
-from jaxrl_atari.placement import Placement, place
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment

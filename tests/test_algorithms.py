@@ -19,13 +19,13 @@ from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
+from jaxrl_atari.devices import place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
 from jaxrl_atari.minibatches import Mean, Shard, observe
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.networks import Observation
-from jaxrl_atari.placement import place
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.registry import ALGORITHMS

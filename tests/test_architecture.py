@@ -16,9 +16,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
-    "devices", "update_memory", "random_rollout",
+    "device_report", "update_memory", "random_rollout",
     "session", "schedules", "provenance", "evaluate", "report", "session_games", "groups", "rollout",
-    "learner", "session_arrays", "runs", "placement", "data_parallel", "config_checks",
+    "learner", "session_arrays", "runs", "devices", "data_parallel", "config_checks",
     "algorithms", "ppo", "algorithm", "categorical", "minibatches", "network_forms", "fast", "networks", "frames",
     "layers",
     "hardware", "cli", "dialects", "traced_options", "config_dicts", "config", "option_forms", "envs", "imports",
@@ -97,7 +97,7 @@ def test_imports_point_one_way():
 
 
 def test_only_commands_read_command_lines():
-    commands = {"train", "plots", "devices", "search.command", "benchmark.comparison"}
+    commands = {"train", "plots", "device_report", "search.command", "benchmark.comparison"}
     readers = {
         importer
         for importer, targets in arrows().items()

@@ -5,14 +5,14 @@ import pytest
 from fake_cuda import SHOWN, FakeMachine, _machine, python  # noqa: F401
 from simulated_gpus import SimulatedGpus, simulated
 
-from jaxrl_atari import devices as devices_command
+from jaxrl_atari import device_report
 from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import choose_devices, consecutive_blocks, divide_gpus
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
-from jaxrl_atari.placement import pick_device, place
 
 GIB = 2**30
 
@@ -90,7 +90,7 @@ def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
 
 PICK = """
 import sys
-from jaxrl_atari.placement import place
+from jaxrl_atari.devices import place
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.option_forms import parse_choice
 place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs
@@ -161,7 +161,7 @@ def test_gpu_option_on_a_real_gpu():
 
 FALSE = """
 import os, jax
-from jaxrl_atari.placement import pick_device
+from jaxrl_atari.devices import pick_device
 print(pick_device(False).platform, jax.default_backend())
 opened = {os.path.realpath(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd")}
 print(any(name.startswith("/dev/nvidia") for name in opened))
@@ -273,7 +273,7 @@ def test_memory_fraction_on_a_real_gpu():
     if not visible_gpus().gpus:
         pytest.skip(f"no GPU: {visible_gpus().why_none}")
     code = (
-        "from jaxrl_atari.placement import *; from jaxrl_atari.hardware.gpus import visible_gpus;"
+        "from jaxrl_atari.devices import *; from jaxrl_atari.hardware.gpus import visible_gpus;"
         "device = place(DevicesConfig(gpu=0, memory_fraction=0.25)).home;"
         "print(device.memory_stats()['bytes_limit'] / visible_gpus().gpus[0].memory)"
     )
@@ -327,7 +327,7 @@ def test_the_report_names_the_gpu_that_jax_lacks(simulate, monkeypatch, capsys):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     simulate(2)
     with pytest.raises(SystemExit, match="1"):
-        devices_command.main([])
+        device_report.main([])
     lines = capsys.readouterr().out.splitlines()
     assert "problem: JAX has started without GPU 0" in lines
     for choice in ("auto  an error", "true  an error", "false cpu:0", "0     an error", "1     cpu:2"):

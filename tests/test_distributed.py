@@ -15,9 +15,9 @@ from simulated_gpus import simulated
 from user_commands import ROOT, free_address, one_error_line, user_environment
 
 from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.evaluate.policy import load_policy
-from jaxrl_atari.placement import place
 from jaxrl_atari.runs.checkpoints import Checkpoints
 
 SMALL = [
@@ -161,7 +161,7 @@ def test_a_coordinator_that_cannot_be(coordinator, index, message, tmp_path):
 
 TOGETHER = """
 from sys import argv
-from jaxrl_atari.placement import *
+from jaxrl_atari.devices import *
 from jaxrl_atari.hardware.distributed import *
 devices = DevicesConfig(
     data_parallel="all", distributed=True, coordinator=argv[1], num_processes=2, process_index=int(argv[2])

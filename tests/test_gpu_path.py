@@ -22,6 +22,7 @@ from simulated_gpus import simulated
 from user_commands import ROOT, free_address, user_environment
 
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
+from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.choice import limit_jax
@@ -31,7 +32,6 @@ from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.placement import pick_device, place
 from jaxrl_atari.session_arrays import first_arrays
 
 TINY = [
@@ -102,7 +102,7 @@ def test_evaluate_starts_only_its_gpu_and_takes_memory_as_it_needs_it(tmp_path):
 def test_a_process_of_several_starts_the_gpus_that_jax_local_device_ids_names(tmp_path):
     machine = FakeMachine(tmp_path, gpus=4)
     code = (
-        "import sys; from jaxrl_atari.placement import *; from jaxrl_atari.hardware.distributed import "
+        "import sys; from jaxrl_atari.devices import *; from jaxrl_atari.hardware.distributed import "
         "join_processes;"
         "devices = DevicesConfig(gpu=True, distributed=True, coordinator=sys.argv[1], num_processes=1,"
         "process_index=0, memory_fraction=0.25); join_processes(devices); place(devices)"
@@ -128,7 +128,7 @@ def test_questions_start_nothing(tmp_path):
 def test_xla_knows_the_flags_of_determinism(tmp_path):
     """An unknown flag ends the process; the known ones reach the compiler although JAX has been imported."""
     code = (
-        "import jax; from jaxrl_atari.placement import *; limit_jax(DevicesConfig(gpu=False, deterministic=True));"
+        "import jax; from jaxrl_atari.devices import *; limit_jax(DevicesConfig(gpu=False, deterministic=True));"
         "jax.jit(lambda x: x + 1)(1.0)"
     )
     result = python("-c", code, XLA_FLAGS=f"--xla_dump_to={tmp_path}", JAX_ENABLE_COMPILATION_CACHE="false")

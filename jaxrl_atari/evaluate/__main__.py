@@ -22,6 +22,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
+from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import record_video, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
@@ -30,7 +31,6 @@ from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import GpuWord
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.placement import pick_device
 from jaxrl_atari.report.evaluations import EvaluationSettings, RunEvaluation, SessionEvaluation
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.statistics import score_interval

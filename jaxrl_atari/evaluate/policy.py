@@ -12,13 +12,13 @@ import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import config_from_dict
+from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
-from jaxrl_atari.placement import pick_device
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, session_path

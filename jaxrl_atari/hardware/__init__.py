@@ -12,5 +12,5 @@
 | jax_settings | settings of JAX and XLA that change numbers, and a check that JAX has not started yet |
 | tuning | memory, emulator threads and compiled programs of a process; nothing of this changes numbers |
 
-`placement.py`, above this folder, turns a choice into devices of JAX.
+`devices.py`, above this folder, turns a choice into devices of JAX.
 """

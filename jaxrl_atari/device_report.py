@@ -1,0 +1,157 @@
+"""The command `devices`: what JAX sees on this machine, what each `gpu` option picks, memory, and problems.
+
+It is started with the name of `devices.py`, whose last lines call `run`:
+
+python -m jaxrl_atari.devices [--config configs/qbert.py ...]
+
+It is not in `devices.py`, which sessions import, because it reads a command line and imports the whole update.
+"""
+
+import dataclasses
+import importlib.metadata
+import sys
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxrl_atari import cli
+from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.cli.options import FromConfig, parse, read_sources
+from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.devices import learner_devices, local_gpus
+from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.gpus import driver_version, gpu_packages, visible_gpus
+from jaxrl_atari.hardware.memory import do_not_preallocate
+from jaxrl_atari.output import say
+from jaxrl_atari.update_memory import memory_report
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(FromConfig):
+    """Reports this machine's devices, which of them each `devices.gpu` value picks, and problems.
+
+    With a config file, or options that differ from the defaults, also the memory that the learner needs.
+    """
+
+
+def print_report(config: Config, with_memory: bool) -> list[str]:
+    """Prints the report.
+
+    Args:
+        config: its `devices` are those whose memory is reported.
+        with_memory: without a fault, also report the memory that training with the config needs.
+
+    Returns:
+        What fails: the driver or a device.
+    """
+    visible = visible_gpus()
+    print_versions()
+    do_not_preallocate()  # other processes on the GPU may need the memory
+    limit_jax(DevicesConfig(data_parallel="all"))
+    found = start_gpus()
+    gpus = local_gpus(found)
+
+    faults = [*visible.failing]
+    if visible.fault == "driver":
+        faults.append(visible.why_none)
+    missing = [str(index) for index in range(len(visible.gpus)) if index not in gpus]
+    if missing:  # if JAX could not start on any, none is visible any more
+        faults.append(visible_gpus().why_none or f"JAX has started without GPU {', '.join(missing)}")
+    faults += try_devices([*gpus.values(), jax.devices("cpu")[0]])
+    if not visible.gpus and visible.fault is None:
+        say(f"no GPU: {visible.why_none}")
+
+    print_choices(found)
+    if with_memory and not faults:
+        devices = config.devices
+        if devices.distributed:  # the part of this process
+            devices = dataclasses.replace(devices, distributed=False, data_parallel="all")
+        say(memory_report(config, learner_devices(devices, choose_devices(devices), found)))
+
+    problems = [*faults]
+    if visible.fault == "plugin":
+        problems.append(visible.why_none)
+    for problem in problems:
+        say(f"problem: {problem}")
+    if not problems:
+        say("no problem found")
+    return faults
+
+
+def print_versions() -> None:
+    """Prints the versions of the NVIDIA driver, of JAX, and of the packages with which it computes on GPUs."""
+    driver = driver_version()
+    if driver is not None:
+        say(f"NVIDIA driver {driver}")
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")} | gpu_packages()
+    for name, version in versions.items():
+        say(f"{name} {version}")
+
+
+def try_devices(devices: Sequence[jax.Device]) -> list[str]:
+    """Multiplies matrices on each device, prints a line for each, and returns the faults."""
+    faults = []
+    for device in devices:
+        result = multiply(device)
+        memory = ""
+        if result == "right":  # a device that fails may report no memory either
+            limit = (device.memory_stats() or {}).get("bytes_limit")
+            memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
+        else:
+            faults.append(f"{device}: matrix product {result}")
+        say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
+    return faults
+
+
+def print_choices(found: Sequence[jax.Device]) -> None:
+    """Prints the device that each value of `devices.gpu` picks.
+
+    Args:
+        found: the GPUs on which JAX has started.
+    """
+    for option in ("auto", True, False, *range(len(visible_gpus().gpus))):
+        devices = DevicesConfig(gpu=option)
+        try:
+            device = learner_devices(devices, choose_devices(devices), found)[0]
+        except UserError:
+            device = "an error"
+        say(f"devices.gpu = {str(option).lower():6}{device}")
+
+
+def multiply(device: jax.Device) -> str:
+    """Compares a product of matrices on a device with NumPy's.
+
+    Returns:
+        `right`, `wrong`, or `failed: ` and the error.
+    """
+    matrix = np.arange(2**18, dtype=np.float32).reshape(512, 512) % 7  # whole numbers, whose sums are exact
+    try:
+        placed = jax.device_put(matrix, device)
+        return "right" if np.array_equal(placed @ placed, matrix @ matrix) else "wrong"
+    except Exception as error:  # a broken driver or library may raise anything
+        return f"failed: {reason(error)[:300]}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command. Exits with status 1 if the driver or a device fails."""
+    sources = read_sources(arguments)
+    options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
+    config = options.full_config
+    lacking = None
+    try:
+        choose_devices(config.devices)
+    except UserError as error:  # this machine lacks a device that the config demands: the report may tell why
+        lacking = error
+    has_config = sources.config is not None or config != Config()
+    faults = print_report(config, with_memory=has_config and lacking is None)
+    if lacking is not None:
+        raise lacking
+    if faults:
+        sys.exit(1)
+
+
+def run() -> None:
+    """Runs `python -m jaxrl_atari.devices`."""
+    cli.run(main)
