@@ -69,6 +69,12 @@ def _require_library() -> None:
         raise UserError("huggingface_hub is not installed; pip install 'jaxrl_atari[hub]'")
 
 
+def _require_new(directory: Path) -> None:
+    """Raises `UserError` if there is a file of that name, or a directory that is not empty."""
+    if directory.is_file() or any(directory.glob("*")):
+        raise UserError(f"{directory}: exists already; choose another directory, or remove it")
+
+
 @contextlib.contextmanager
 def _client(repo_id: str) -> Iterator[Any]:
     """A client of the Hub. An error in the block becomes a `UserError` that names the `VARIABLES` in force."""
@@ -155,8 +161,7 @@ def pack(
         imports: module, or path of a Python file, that registers the run's network
     """
     import_named(imports)
-    if directory.is_file() or any(directory.glob("*")):
-        raise UserError(f"{directory}: exists already; choose another directory, or remove it")
+    _require_new(directory)
     for name, content in packed_files(run_dir, checkpoint, rounded).items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -173,8 +178,7 @@ def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) ->
         directory: new or empty directory of the run; data/REPO if it is left out
     """
     directory = directory or Path("data", Path(repo_id).name)
-    if directory.is_file() or any(directory.glob("*")):
-        raise UserError(f"{directory}: exists already; choose another directory, or remove it")
+    _require_new(directory)
     with _client(repo_id) as api:
         names = [file.rfilename for file in api.model_info(repo_id).siblings]
         if not fnmatch.filter(names, CHECKPOINT_FILES):
