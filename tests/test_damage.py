@@ -95,13 +95,26 @@ def test_what_an_editor_saves_is_read(run_dir, name, damage):
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", FILES[:2])
 def test_a_damaged_file_is_named_and_stays(run_dir, name, damage):
     (run_dir / name).write_bytes(damage((run_dir / name).read_bytes()))
     before = files(run_dir)
     with pytest.raises(UserError, match=rf"{name}: cannot be used \(.*; restore it from a copy"):
         write_report(run_dir)
     assert files(run_dir) == before
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_damaged_verified_json_verifies_nothing(run_dir, suite_dir, damage):
+    """It is secondary: the reports are written, and that of the run says what is wrong."""
+    for session_dir in (run_dir / "session_0", suite_dir / "Pong" / "session_0"):
+        path = session_dir / "verified.json"
+        path.write_bytes(damage(path.read_bytes()))
+    damaged = path.read_bytes()
+    page = write_report(run_dir).read_text()
+    assert re.search(r"session_0 verified</dt><dd>unknown: .*verified\.json: cannot be used \(.*; restore", page)
+    assert path.read_bytes() == damaged
+    assert ", verified" not in write_report(suite_dir).read_text()
 
 
 @pytest.mark.parametrize("values", [{"returns": "x"}, {"truncated": [None]}, {"session_means": {}}])

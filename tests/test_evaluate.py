@@ -38,6 +38,7 @@ from jaxrl_atari.evaluate import play
 from jaxrl_atari.evaluate.__main__ import main
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.networks import Observation
+from jaxrl_atari.runs.layout import meta_file
 
 NUM_ACTIONS = 6  # of Qbert
 QUICK = ["--gpu", "false", "--num-envs", "2", "--episodes"]
@@ -268,13 +269,20 @@ def test_checkpoints_and_sessions_by_name_and_score(run_dir, own_run, monkeypatc
     assert load_policy("~/own_run").env_steps == step
 
 
-def test_a_damaged_checkpoint_is_never_played(own_run, caplog):
+def cut_meta(session_dir, step):
+    path = meta_file(session_dir, step)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+@pytest.mark.parametrize("damage", [damage, cut_meta])
+def test_a_damaged_checkpoint_is_never_played(own_run, caplog, damage):
     session_dir = own_run / "session_0"
     *_, before, latest = steps = steps_of(session_dir)
     damage(session_dir, latest)
     assert load_policy(session_dir, "latest").env_steps == before
     (message,) = caplog.messages
     assert re.search(f"checkpoints/{latest}: damaged: .*; the checkpoint at env step {before} is used$", message)
+    assert load_policy(own_run, "latest").env_steps in (before, steps_of(own_run / "session_1")[-1])
     with pytest.raises(UserError, match=f"checkpoints/{latest}: damaged: "):
         load_policy(session_dir, latest)
     for step in steps[:-1]:

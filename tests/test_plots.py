@@ -82,6 +82,15 @@ def test_a_session_graph_shows_every_panel_with_its_unit(qbert):
     assert pixels(png, COLOURS[0]) > 1000
 
 
+def test_a_metric_without_a_column_entry_can_have_a_panel(tmp_path, figures, monkeypatch):
+    """An algorithm logs it, as `rnd_loss`."""
+    monkeypatch.setitem(graphs.SESSION_PANELS, "rnd_loss", "RND loss")
+    run = read_run(write_run(tmp_path / "run", [table(np.arange(5.0), rnd_loss=np.arange(5.0))]))
+    graphs.plot_session(run, *run.tables)
+    (panel,) = (axes for axes in figures[0].axes if axes.get_title() == "RND loss")
+    assert panel.get_ylabel() == ""
+
+
 def test_a_session_graph_draws_log_points_and_evaluations(tmp_path, figures):
     noise = np.random.default_rng(0).normal(size=50)
     session = table(np.arange(50.0), policy_loss=noise, gpu_busy_percent=np.full(50, NAN))

@@ -216,6 +216,14 @@ def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tm
     assert "ppo.learning_rate 0.00001 to 0.01, logarithmic trials 3" in page.text
 
 
+def test_a_search_links_its_trials_wherever_a_spreadsheet_has_moved_their_column(tmp_path):
+    search_dir = make_search(tmp_path / "search")
+    (search_dir / "trials.csv").write_text("score,trial,status\n225,1,finished\n75.5,0\n")
+    page = Page(write_report(search_dir))
+    assert page.all("a", "href") == ["./trial_1/report.html", "./trial_0/report.html"]
+    assert "trial score status 1 225 finished 0 75.5" in page.text
+
+
 def test_the_page_of_a_search_before_its_first_finished_game_has_no_empty_card(tmp_path):
     search_dir = make_search(tmp_path / "search")
     (search_dir / "graphs" / "importances.svg").unlink()
@@ -291,7 +299,7 @@ HOSTILE = """"><script>document.title='owned'</script><img src=x onerror=alert(1
 
 
 def make_hostile(tmp_path):
-    """A run and a suite whose every text is an attack."""
+    """A run, a suite and a search whose every text is an attack."""
     run_dir = make_run(tmp_path / "run")
     values = json.loads((run_dir / "config.json").read_text())
     values["config"] |= {"name": HOSTILE.replace("/", "|"), "output_dir": HOSTILE}
@@ -306,17 +314,24 @@ def make_hostile(tmp_path):
     values = json.loads((suite_dir / "suite.json").read_text())
     write_json(suite_dir / "suite.json", values | {"games": ["Pong", "javascript:alert(1)", HOSTILE, "../run"]})
     write_json(suite_dir / "results.json", {"failures": {"Pong": HOSTILE}})
-    return run_dir, suite_dir
+    search_dir = make_search(tmp_path / "search")
+    numbers = ("0/../../run", "9" * 5000, HOSTILE.replace('"', '""'))
+    rows = "".join(f'"{number}",3,finished\n' for number in numbers)
+    (search_dir / "trials.csv").write_text(f"trial,score,status\n{rows}1,2,finished\n")
+    return run_dir, suite_dir, search_dir
 
 
 def test_hostile_values_are_shown_and_not_executed(tmp_path):
-    for directory in make_hostile(tmp_path):
+    for directory in reversed(make_hostile(tmp_path)):  # the run last: no other report may write into it
+        before = {path for path in tmp_path.rglob("*") if not path.is_relative_to(directory)}
         page = Page(write_report(directory))
+        assert {path for path in tmp_path.rglob("*") if not path.is_relative_to(directory)} == before
         assert {tag for tag, _ in page.tags}.isdisjoint({"script", "iframe", "object", "base", "form"})
         assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
         assert "<script>document" in page.text  # as text
         assert "{{ 7 * 7 }}" in page.text
         assert all(link.startswith("./") and link.endswith("/report.html") for link in page.all("a", "href"))
+        assert not [link for link in page.all("a", "href") if ".." in link]
         assert all(source.startswith("data:") for source in page.all("img", "src"))
 
 

@@ -220,11 +220,15 @@ def test_a_resume_that_changed_what_decides_no_bits(run_dir, capsys):
 
 
 def test_a_gpu_whose_bits_vary_is_refused(run_dir, monkeypatch):
-    gpu = SimpleNamespace(platform="gpu")
+    """A GPU of this machine says nothing about the devices of the training."""
+    gpu = SimpleNamespace(platform="gpu", device_kind="Some GPU")
     monkeypatch.setattr(
         retrain_module, "place_session", lambda config: SimpleNamespace(learner=[gpu], actors=[gpu])
     )
     start = Checkpoints(run_dir / "session_0").env_steps()[0]
+    refused(run_dir, start, "it was trained on cpu and would be trained on Some GPU here, where bits may differ")
+    on_gpu = {"learns_on": ["Some GPU"], "acts_on": ["Some GPU"]}
+    edit_digests(run_dir / "session_0", lambda line: line["environment"].update(on_gpu))
     refused(run_dir, start, "on a GPU without devices.deterministic, where two runs may have other bits")
 
 

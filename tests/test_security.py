@@ -123,6 +123,14 @@ def test_sweep_json(content, tmp_path):
     one_line_or_result(read_plan, tmp_path)
 
 
+def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path):
+    (tmp_path / "sweep.json").write_text(
+        json.dumps({"games": ["Pong"], "vary": {"output_dir": [ELSEWHERE]}} | describe(CONFIG))
+    )
+    with pytest.raises(UserError, match=r"sweep\.json: cannot be used .*name of a directory"):
+        read_plan(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "values"),
     [

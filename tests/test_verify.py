@@ -12,7 +12,7 @@ from small_training import TINY, change, edit_meta, latest_meta, stop_before
 
 from jaxrl_atari import cli
 from jaxrl_atari.errors import UserError, VerificationFailed
-from jaxrl_atari.runs.actions import read_actions, segments
+from jaxrl_atari.runs.actions import cut_segments, read_actions, segments
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
@@ -180,6 +180,18 @@ def test_what_was_changed_is_found(tamper, found, run_dir, capsys):
     assert line.startswith("error: ")
     assert found in line
     assert not (session_dir / "verified.json").exists(), "it is not verified any more"
+
+
+def test_a_foreign_file_beside_the_segments_is_ignored(run_dir, capsys):
+    """Such as the copy that a program leaves that synchronises folders."""
+    session_dir = run_dir / "session_0"
+    *_, (first, last, path) = segments(session_dir)
+    for name in (f"{path.stem}_conflict", f"{path.stem} (copy)", f"{first}_{last}", "a_b"):
+        shutil.copy2(path, path.with_name(f"{name}.npz"))
+    assert status(capsys, run_dir)[0] == 0
+    cut_segments(session_dir, first)
+    assert segments(session_dir)[-1][1] == first
+    assert path.with_name("a_b.npz").is_file()
 
 
 def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):

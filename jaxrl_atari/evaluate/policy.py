@@ -19,7 +19,7 @@ from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
-from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
+from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, session_path
 from jaxrl_atari.session_arrays import abstract_params
@@ -156,16 +156,17 @@ def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, n
     return Policy(config, network, jax.device_put(params, device), device, session_dir, env_steps, num_actions)
 
 
-def find_session(run_dir: str | Path, session: int | None) -> Path:
+def find_session(run_dir: str | Path, session: int | None, skip_damaged: bool = False) -> Path:
     """The directory of a session.
 
     Args:
         run_dir: directory of a trial, or of the session itself.
         session: number of the session in the trial; None: the session whose checkpoints have the highest mean
             return of 100 games.
+        skip_damaged: ignore checkpoints whose mean return cannot be read, instead of raising an error.
 
     Raises:
-        UserError: the directory holds no run.
+        UserError: the directory holds no run, or several sessions, one of which has a damaged checkpoint.
     """
     path = Path(run_dir).expanduser()
     if session is not None:
@@ -174,14 +175,29 @@ def find_session(run_dir: str | Path, session: int | None) -> Path:
         return path
     sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
     with_checkpoints = [path for path in sessions if checkpoint_env_steps(path)]
-    return max(with_checkpoints, key=_best_return_mean, default=sessions[0])
+    if len(with_checkpoints) < 2:
+        return (with_checkpoints or sessions)[0]
+    return max(with_checkpoints, key=partial(_best_return_mean, skip_damaged=skip_damaged))
 
 
-def _best_return_mean(directory: Path) -> float:
-    """The highest `return_mean` at a checkpoint of a session; -inf if no game had ended."""
-    checkpoints = Checkpoints(directory)
-    return_mean = checkpoints.read_meta(checkpoints.best_env_steps() or 0)["score"]
-    return -np.inf if return_mean is None else return_mean
+def _best_return_mean(session_dir: Path, skip_damaged: bool) -> float:
+    """The highest `return_mean` at a checkpoint of a session; -inf if no game had ended.
+
+    Raises:
+        DamagedCheckpoint: that of a checkpoint cannot be read; not with `skip_damaged`.
+    """
+    checkpoints = Checkpoints(session_dir)
+    best = -np.inf
+    for env_steps in checkpoints.env_steps():
+        try:
+            return_mean = checkpoints.read_meta(env_steps)["score"]
+        except DamagedCheckpoint:
+            if not skip_damaged:
+                raise
+            continue
+        if return_mean is not None:
+            best = max(best, return_mean)
+    return best
 
 
 def load_policy(
@@ -204,7 +220,7 @@ def load_policy(
     Raises:
         UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
-    directory = find_session(run_dir, session)
+    directory = find_session(run_dir, session, skip_damaged=checkpoint == "latest")
     checkpoints = Checkpoints(directory)
     if not checkpoints.env_steps():
         raise UserError(f"{directory}: holds no checkpoint; there is no such session, or it has written none yet")

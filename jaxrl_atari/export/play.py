@@ -3,7 +3,7 @@
 It needs NumPy and ale-py, but not the package that trained the policy:
 
     pip install numpy 'ale-py[vector]'
-    python play.py [--games 3] [--seed 0] [--greedy]
+    python play.py [--games N] [--seed N] [--greedy]
 
 `policy.npz`, beside this file, holds the parameters, and the game and its rules as JSON. To use the policy
 in a program of your own, see `Policy` and `FrameStack`. README.md describes the frames that it expects.

@@ -23,7 +23,7 @@ from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.statistics import CONFIDENCE
 from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.text import left_out_text, score_text, sessions_text
-from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.columns import unit_of
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 from jaxrl_atari.runs.reading import Table, read_evaluations
@@ -217,7 +217,7 @@ def plot_session(run: Run, session_dir: Path, source: str | None = None) -> list
         axes = figure.add_subplot(grid[1 + index // 3, index % 3])
         axes.plot(env_steps, table[column], color=COLOURS[0], linewidth=0.9)
         axes.set_title(SESSION_PANELS[column], fontsize="medium")
-        finish_axes(axes, y_label=COLUMNS[column].unit, x_end=x_end)
+        finish_axes(axes, y_label=unit_of(column), x_end=x_end)
     return save_figure(figure, session_dir / GRAPHS_FOLDER, "session", source)
 
 

@@ -37,7 +37,7 @@ from jaxrl_atari.report.search_graphs import update_graphs
 from jaxrl_atari.report.searches import search_facts, trial_rows
 from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import EXPLANATION, Suite, read_suite, result_values, text_rows
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.summary import Run, read_run, trial_summary, verified_text
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.journal import read_study
@@ -46,11 +46,11 @@ from jaxrl_atari.runs.layout import (
     REPORT_FILE,
     RESULTS_FILE,
     SEARCH_FILE,
-    VERIFIED_FILE,
     game_file,
     is_run,
     is_search,
     is_suite,
+    trial_dirs,
 )
 from jaxrl_atari.runs.reading import latest_meta
 
@@ -150,11 +150,6 @@ def _run_values(run_dir: Path) -> dict[str, Any]:
     graphs = _update_run_graphs(run)
     videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
     video = max(videos, key=written_at, default=None)
-    verified = {}
-    for session_dir in run.tables:
-        file = session_dir / VERIFIED_FILE
-        if file.is_file():
-            verified[session_dir] = read_result(file, rows=int, games=int, date=str, version=str)
     return _settings(run.config, run.description) | {
         "run": run,
         "summary": trial_summary(run),
@@ -163,7 +158,7 @@ def _run_values(run_dir: Path) -> dict[str, Any]:
         "evaluations": [
             evaluation for directory in (run_dir, *run.tables) for evaluation in evaluations(directory)
         ],
-        "verified": verified,
+        "verified": {path.name: verified_text(path, table) for path, table in run.tables.items()},
         "video": video,
         "game_page": video and _read_game_page(video),
         "game_file": video and game_file(video),
@@ -235,7 +230,9 @@ def _search_values(search_dir: Path) -> dict[str, Any]:
     study = read_study(search_dir)
     if study is not None:
         update_graphs(study, directory)
-    links = _write_runs(search_dir, [f"trial_{number}" for number, *_ in trials[1:]])
+    # The names come from the directory: a table of unknown origin may name other places.
+    listed = {f"trial_{number}" for number, *_ in trials[1:]}
+    links = _write_runs(search_dir, [path.name for path in trial_dirs(search_dir) if path.name in listed])
     return _settings(config, description) | {
         "trials": trials,
         "links": links,

@@ -41,7 +41,8 @@ class ScoredTrial(NamedTuple):
 def trial_rows(search_dir: Path) -> list[list[str]]:
     """The table of trials.csv with rounded numbers: a header, then a row for each trial, the best first.
 
-    The table is empty before the search has written its first results.
+    The number of a trial is its first cell, although a spreadsheet may have moved that column. The table is empty
+    before the search has written its first results.
 
     Raises:
         UserError: trials.csv is damaged.
@@ -57,7 +58,8 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
     found = next((table for table in tables if table and {"trial", "score", "status"} <= {*table[0]}), None)
     if found is None:
         raise UserError(f"{path}: cannot be used (its first line is no header of trials); {REMAKE}")
-    header, *rows = found
+    rows = [dict(zip(found[0], row, strict=False)) for row in found[1:]]
+    header = ["trial", *(name for name in found[0] if name != "trial")]
     scores = {"score", "env_steps"}
 
     def text(name: str, cell: str) -> str:
@@ -69,7 +71,7 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
             return cell
         return score_text(value) if name in scores else number_text(value)
 
-    return [header, *([text(name, cell) for name, cell in zip(header, row, strict=False)] for row in rows)]
+    return [header, *([text(name, row.get(name, "")) for name in header] for row in rows)]
 
 
 def search_facts(search: Any) -> dict[str, Any]:

@@ -97,16 +97,51 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
     )
 
 
+class VerifiedRows(NamedTuple):
+    """What `verify` has found equal in a session, as verified.json says."""
+
+    rows: int  # of metrics.csv
+    games: int
+    date: str
+    version: str  # of this package
+
+
+def read_verified(session_dir: Path) -> VerifiedRows | None:
+    """The content of a session's verified.json; None if there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = session_dir / VERIFIED_FILE
+    if not path.is_file():
+        return None
+    found = read_result(path, rows=int, games=int, date=str, version=str)
+    return VerifiedRows(**{name: found[name] for name in VerifiedRows._fields})
+
+
 def is_verified(session_dir: Path, table: Table) -> bool:
     """Whether `verify` has recomputed every row of a session's metrics.
 
-    A session may be verified while it trains, and then has rows that are not. A verified.json that cannot be read
-    verifies nothing.
+    A session may be verified while it trains, and then has rows that are not. A damaged verified.json verifies
+    nothing.
     """
     try:
-        return read_result(session_dir / VERIFIED_FILE, rows=int)["rows"] >= len(table["env_steps"])
-    except (UserError, OSError):
+        found = read_verified(session_dir)
+    except UserError:
         return False
+    return found is not None and found.rows >= len(table["env_steps"])
+
+
+def verified_text(session_dir: Path, table: Table) -> str:
+    """What `verify` has found equal in a session, or why that is unknown; empty if it has not verified it."""
+    try:
+        found = read_verified(session_dir)
+    except UserError as error:
+        return f"unknown: {error}"
+    if found is None:
+        return ""
+    rows = f"{found.rows} of {len(table['env_steps'])} rows"
+    return f"{rows}, {found.games} games, on {found.date}, version {found.version}"
 
 
 class Members(NamedTuple):

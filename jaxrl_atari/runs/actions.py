@@ -9,6 +9,7 @@ SESSION_DIR/actions/<first>_<last>.npz   a segment: steps first .. last - 1 of e
 """
 
 import io
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,9 @@ from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.description import field_values
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import ACTIONS_FOLDER
+
+SEGMENT_NAME = re.compile(r"(?P<first>\d{10,})_(?P<last>\d{10,})\.npz", re.ASCII)
+"""The name of a segment's file, which `write_segment` gives it."""
 
 SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
 """The arrays of a segment."""
@@ -163,9 +167,12 @@ def _read_segment(path: Path) -> dict[str, np.ndarray]:
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
-    """The segments in their order: first step, step after the last one, and file."""
-    found = ((path.stem.split("_"), path) for path in (session_dir / ACTIONS_FOLDER).glob("*_*.npz"))
-    return sorted((int(first), int(last), path) for (first, last), path in found)
+    """The segments in their order: first step, step after the last one, and file.
+
+    Files with other names, such as the conflicting copies of a program that synchronises folders, are ignored.
+    """
+    found = ((SEGMENT_NAME.fullmatch(path.name), path) for path in (session_dir / ACTIONS_FOLDER).glob("*.npz"))
+    return sorted((int(name["first"]), int(name["last"]), path) for name, path in found if name)
 
 
 def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:

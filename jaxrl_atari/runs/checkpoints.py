@@ -237,7 +237,7 @@ class Checkpoints:
     # --- Writing ---
 
     def save_parameters(self, params: Any, meta: dict[str, Any], rounded: bool = False) -> None:
-        """Writes a published checkpoint, with only the parameters: 6 MB instead of 20 for `nature`.
+        """Writes a published checkpoint, with only the parameters: 7 MB instead of 20 for `nature`.
 
         Args:
             params: parameters of a checkpoint.

@@ -1,4 +1,4 @@
-"""The columns of metrics.csv: name, group of graphs, unit and definition. docs/metrics.md explains them at length.
+"""The columns of metrics.csv, with group of graphs, unit and definition. docs/metrics.md explains them at length.
 
 An algorithm may log other metrics. These are written after the columns listed here, and drawn among "losses". An
 entry here adds a unit, a definition and a place in the order.
@@ -65,3 +65,8 @@ AXES = ("env_steps", "unix_time")
 def group_of(name: str) -> str:
     """The group of graphs of any column that a session logs."""
     return COLUMNS[name].group if name in COLUMNS else "losses"
+
+
+def unit_of(name: str) -> str:
+    """The unit of any column that a session logs; empty if it has none, or is a metric without an entry."""
+    return COLUMNS[name].unit if name in COLUMNS else ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.files import unused, write_file
-from jaxrl_atari.runs.layout import JOURNAL_FILE, session_dirs
+from jaxrl_atari.runs.layout import JOURNAL_FILE, session_dirs, trial_dirs
 
 if TYPE_CHECKING:
     import optuna
@@ -72,7 +72,7 @@ def repair_journal(search_dir: Path) -> str:
     """
     journal = search_dir / JOURNAL_FILE
     lines, unfinished = _read_lines(journal)
-    trained = [path for path in search_dir.glob("trial_*") if session_dirs(path)]
+    trained = [path for path in trial_dirs(search_dir) if session_dirs(path)]
     if trained and not lines:
         raise UserError(
             f"{journal}: holds no trial, although {trained[0].name} has trained; restore it from a copy, or start"

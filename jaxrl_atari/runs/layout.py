@@ -112,6 +112,12 @@ def trial_dir(search_dir: Path, number: int) -> Path:
     return search_dir / f"trial_{number}"
 
 
+def trial_dirs(search_dir: Path) -> list[Path]:
+    """The directories `trial_<i>` of a search, ordered by i."""
+    found = (path for path in search_dir.glob("trial_*/") if path.name.removeprefix("trial_").isdecimal())
+    return sorted(found, key=trial_number)
+
+
 def trial_number(trial_dir: Path) -> int:
     """The number i of a directory `trial_<i>`."""
     return int(trial_dir.name.removeprefix("trial_"))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import set_fields
-from jaxrl_atari.errors import ConfigError, UserError, reason
+from jaxrl_atari.errors import ConfigError, UserError, reason, require
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SWEEP_FILE, is_sweep
@@ -87,6 +87,9 @@ def read_plan(directory: Path) -> SweepPlan:
     try:
         plan = SweepPlan(config, read_games(directory, SWEEP_FILE), vary)
         game_configs(config, plan.games)
+        for setting in plan.settings:  # its directory may lie nowhere else
+            fits = Path(setting.label).name == setting.label
+            require(fits, "vary", setting.label, "values that can be a part of the name of a directory")
     except (ConfigError, TypeError, AttributeError) as error:
         problem = f"cannot be used ({reason(error)})"
         raise UserError(f"{directory / SWEEP_FILE}: {problem}; restore it from a copy") from error

@@ -89,7 +89,7 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
         placement = place_session(config)
-        _require_reproducible(name, config, placement)
+        _require_reproducible(name, config, placement, target)
         with open_session(config, placement, copy, session_number(session_dir), resume=True) as session:
             _require_same_provenance(name, target, session.provenance)
             if session.games.why_new:
@@ -102,13 +102,27 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
     return found
 
 
-def _require_reproducible(name: str, config: Config, placement: Placement) -> None:
-    """Refuses devices on which two runs may differ in the last bits."""
+def _require_reproducible(name: str, config: Config, placement: Placement, target: WrittenCheckpoint) -> None:
+    """Refuses devices on which two runs may differ in the last bits.
+
+    Args:
+        name: begins the error.
+        placement: the devices here, which may be others than those that wrote `target`.
+    """
     devices = [*placement.learner, *placement.actors]
-    if not config.devices.deterministic and any(device.platform != "cpu" for device in devices):
+    if config.devices.deterministic or all(device.platform == "cpu" for device in devices):
+        return
+    here = [device.device_kind for device in devices]
+    before = [*target.provenance["learns_on"], *target.provenance["acts_on"]]
+    if here != before:
         raise UserError(
-            f"{name}: it was trained on a GPU without devices.deterministic, where two runs may have other bits"
+            f"{name}: it was trained on {', '.join(dict.fromkeys(before))} and would be trained on"
+            f" {', '.join(dict.fromkeys(here))} here, where bits may differ; use the same devices as in training"
+            " (JAX_PLATFORMS=cpu selects the CPU)"
         )
+    raise UserError(
+        f"{name}: it was trained on a GPU without devices.deterministic, where two runs may have other bits"
+    )
 
 
 def _without_extras(config: Config) -> Config:
