@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import read_config
@@ -39,36 +37,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     if run_dir is not None:
         stored = read_config(run_dir)
         sources.say_kept(config.to_dict(), stored.to_dict())
-    options = parse(Options, arguments, "train", Options(full_config=stored or config), stored)
-    check_effect(options.full_config, stored or Config())
-    return options
-
-
-def check_effect(config: Config, before: Config) -> None:
-    """Refuses options that would have no effect, unless they have the values of `before`.
-
-    Args:
-        before: the config of the run that is resumed, else the defaults. A stored run may have such options.
-
-    Raises:
-        ConfigError: `env.anchor_steps` with a back end other than ale, or options of `devices.distributed` without
-            it, with which each process would train a run of its own.
-    """
-    require(
-        config.env.backend == "ale" or config.env.anchor_steps in (0, before.env.anchor_steps),
-        "env.anchor_steps",
-        config.env.anchor_steps,
-        expected=f"0 with env.backend = {config.env.backend}, where it does nothing",
-    )
-    for name in ("coordinator", "num_processes", "process_index"):
-        value = getattr(config.devices, name)
-        require(
-            config.devices.distributed or value in (None, getattr(before.devices, name)),
-            f"devices.{name}",
-            value,
-            expected="None without devices.distributed",
-            hint="add --devices.distributed",
-        )
+    return parse(Options, arguments, "train", Options(full_config=stored or config), stored)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -448,6 +448,22 @@ def test_anchor_steps_need_a_back_end_that_records_games_and_stored_runs_may_hav
         train.parse_options(["--resume", str(tmp_path), "--env.anchor-steps", "50"])
 
 
+@pytest.mark.parametrize("command", [cli.options.FromConfig, cli.options.FromDirectory])
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--devices.num-processes 4", "devices.num_processes = 4: expected None without devices.distributed"),
+        (
+            "--env.backend envpool --env.anchor-steps 7",
+            "env.anchor_steps = 7: expected 0 with env.backend = envpool",
+        ),
+    ],
+)
+def test_options_without_effect_are_refused_by_every_command_with_a_config(command, line, message):
+    with pytest.raises(ConfigError, match=message):
+        cli.options.parse(command, line.split(), "suite", command())
+
+
 def test_a_config_file_may_import_its_neighbour_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "neighbour_of_the_config.py").write_text("SEED = 7")
     (tmp_path / "config.py").write_text(

@@ -1,15 +1,16 @@
 """The memory of the compiled update, and the advice when memory runs out."""
 
 import dataclasses
+import os
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware.memory import out_of_memory_advice
+from jaxrl_atari.hardware.memory import FRACTION, OLD_FRACTION, apply_memory_fraction, out_of_memory_advice
 from jaxrl_atari.update_memory import memory_report
 
 SMALL = Config(
@@ -39,6 +40,14 @@ def test_the_update_is_measured():
     larger = sizes(dataclasses.replace(SMALL, env=EnvConfig(num_envs=64)))
     assert larger[1] == pytest.approx(8 * following, abs=0.5)
     assert larger[2] == pytest.approx(working, rel=0.2)
+
+
+def test_the_process_of_a_slot_keeps_one_of_the_two_memory_variables(monkeypatch):
+    """The slot sets the new variable; the old one is the user's. JAX refuses the two together."""
+    monkeypatch.setenv(FRACTION, "0.4")
+    monkeypatch.setenv(OLD_FRACTION, "0.5")
+    apply_memory_fraction(DevicesConfig(memory_fraction=0.4))
+    assert (os.environ[FRACTION], OLD_FRACTION in os.environ) == ("0.4", False)
 
 
 def test_out_of_memory_becomes_advice():

@@ -444,6 +444,30 @@ def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(
     )
 
 
+@pytest.mark.parametrize("error", [UserError("journal.log: line 3 is damaged"), OSError("stale file handle")])
+def test_results_that_cannot_be_read_do_not_stop_the_trials(tmp_path, monkeypatch, capsys, error):
+    from jaxrl_atari.trials import ray_tasks  # imports Ray
+
+    search = new_search(tmp_path, trials=1)
+    end_trial(tmp_path, search, 0, [1.0])
+
+    def cannot_be_read(_):
+        raise error
+
+    def one_trial_ends_before_a_stop_request(tasks, *_, **__):
+        tasks[0].on_end(None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "search_results", cannot_be_read)
+    monkeypatch.setattr(
+        command, "trial_progress", cannot_be_read if isinstance(error, OSError) else lambda _: (0.0, 1)
+    )
+    monkeypatch.setattr(ray_tasks, "run_tasks", one_trial_ends_before_a_stop_request)
+    with pytest.raises(KeyboardInterrupt, match=r"^stopped; go on with "):
+        command._train_trials(Config(), search, tmp_path, open_study(tmp_path, search), [0])
+    assert capsys.readouterr().out.count("the results cannot be read: ") == 2
+
+
 def test_a_search_all_of_whose_trials_failed_has_status_1_at_every_start(tmp_path, capsys):
     """Also where an earlier start has tried them: a trial in which no game has ended does not run again."""
     config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))

@@ -16,7 +16,7 @@ from jaxrl_atari.cli.option_names import option_types, unknown_option
 from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
-from jaxrl_atari.errors import UserError, did_you_mean
+from jaxrl_atari.errors import UserError, did_you_mean, require
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
 from jaxrl_atari.option_forms import NUMBERS
 from jaxrl_atari.output import say_changes
@@ -134,7 +134,8 @@ def parse(
             (`pkg:Env-v0`), the module of that environment is imported; a stored name imports nothing.
 
     Raises:
-        UserError: an option does not exist (the message names the one probably meant) or cannot have its value.
+        UserError: an option does not exist (the message names the one probably meant), cannot have its value, or
+            would have no effect.
         SystemExit: after `--help`.
     """
     words = sys.argv[1:] if arguments is None else arguments
@@ -154,7 +155,35 @@ def parse(
         env = parsed.full_config.env
         if env.backend == "gymnasium" and (stored is None or env.game != stored.env.game):
             import_module_of(env.game)
+        _check_effect(parsed.full_config, stored or Config())
     return parsed
+
+
+def _check_effect(config: Config, before: Config) -> None:
+    """Refuses options that would have no effect, unless they have the values of `before`.
+
+    Args:
+        before: the config of the directory that is resumed, else the defaults. A stored run may have such options.
+
+    Raises:
+        ConfigError: `env.anchor_steps` with a back end other than ale, or options of `devices.distributed` without
+            it, with which each process would train a run of its own.
+    """
+    require(
+        config.env.backend == "ale" or config.env.anchor_steps in (0, before.env.anchor_steps),
+        "env.anchor_steps",
+        config.env.anchor_steps,
+        expected=f"0 with env.backend = {config.env.backend}, where it does nothing",
+    )
+    for name in ("coordinator", "num_processes", "process_index"):
+        value = getattr(config.devices, name)
+        require(
+            config.devices.distributed or value in (None, getattr(before.devices, name)),
+            f"devices.{name}",
+            value,
+            expected="None without devices.distributed",
+            hint="add --devices.distributed",
+        )
 
 
 def parse_command(

@@ -67,10 +67,12 @@ def apply_memory_fraction(devices: DevicesConfig) -> None:
         ConfigError: JAX has started on a GPU with another fraction.
     """
     fraction = devices.memory_fraction
-    if fraction is not None and os.environ.get(FRACTION) != str(fraction):
+    if fraction is None:
+        return
+    if os.environ.get(FRACTION) != str(fraction):  # it is equal in the process of a slot, see `trials/slots.py`
         require_not_started("devices.memory_fraction", fraction)
-        os.environ.pop(OLD_FRACTION, None)  # JAX refuses the two together
         os.environ[FRACTION] = str(fraction)
+    os.environ.pop(OLD_FRACTION, None)  # JAX refuses the two together
 
 
 def do_not_preallocate() -> None:

@@ -121,7 +121,7 @@ def run_search(options: Options, before: Options | None) -> Path:
         if is_new and failures and not has_session(search_dir):
             raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
-        say(f"\n{results.text}")
+        say(f"\n{results.text}")  # shown before anything is saved, because saving may fail
         _try_to_save(search_dir, results)
     if config.log.graphs:
         _try_to_draw(search_dir, study)
@@ -193,7 +193,7 @@ def _train_trials(
         if why:
             reasons.append(why)
         say(f"{_progress(trial_dir(search_dir, number))}: {status_text(trial)}")
-        _try_to_save(search_dir, search_results(search_dir))
+        _try_to_update(search_dir)
 
     tasks = []
     for number in unfinished:
@@ -217,7 +217,7 @@ def _train_trials(
             resources=search.resources,
         )
     except KeyboardInterrupt:
-        _try_to_save(search_dir, search_results(search_dir))
+        _try_to_update(search_dir)
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
     return reasons
 
@@ -226,9 +226,19 @@ def _progress(run_dir: Path) -> str:
     """The progress of a trial in one line."""
     try:
         score, env_steps = trial_progress(run_dir)
-    except DamagedMetrics as error:
-        return str(error)
+    except (OSError, DamagedMetrics) as error:
+        return f"{run_dir.name}: {reason(error)}"
     return f"{run_dir.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
+
+
+def _try_to_update(search_dir: Path) -> None:
+    """Reads the results and saves them, or prints why it cannot. No error stops the trials."""
+    try:
+        results = search_results(search_dir)
+    except (OSError, UserError) as error:
+        say(f"the results cannot be read: {reason(error)}; {resume_command('search', search_dir)} tries again")
+    else:
+        _try_to_save(search_dir, results)
 
 
 def _try_to_save(search_dir: Path, results: SearchResults) -> None:

@@ -162,7 +162,7 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        with contextlib.suppress(UserError):  # no session has a log point
+        with contextlib.suppress(OSError, UserError):  # no session has a log point, or the metrics cannot be read
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
