@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPIPE}
+OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPIPE, errno.ENAMETOOLONG}
 """Operating system errors that the user can correct. EPIPE comes of `--help | head`."""
 
 
@@ -103,7 +103,8 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 def correctable(error: Exception) -> UserError | None:
     """The error as a `UserError`, if the user can correct it; None for a bug.
 
-    A full or read-only disk, an exceeded quota, a missing permission and a closed pipe can be corrected.
+    A full or read-only disk, an exceeded quota, a missing permission, a name that is too long for the file system
+    and a closed pipe can be corrected.
     """
     if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
         return UserError(os_reason(error))

@@ -107,6 +107,20 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
             "expected Pong; a suite has one protocol: choose it with --env.protocol",
         ),
         (["--env.game", "Pong"], "choose with --games"),
+        ([f"--env.game={Config().env.game}"], "choose with --games"),
+        (
+            ["--resources.gpu", "0.25"],
+            "--resources.gpu = 0.25: expected 1.0 without --address; on this machine, --tr",
+        ),
+        (["--resources.cpu", "4"], "--resources.cpu = 4: expected 0 without --address"),
+        (
+            ["--address", "auto", "--trial.parallel", "2"],
+            "trial.parallel = 2: expected 0 with --address; --resour",
+        ),
+        (
+            ["--vary", f"network.name={'n' * 250}"],
+            "expected a setting of at most 255 bytes, because its directory is named after it",
+        ),
         (["--games", "Pong", "--devices.distributed"], "devices.distributed = True: expected false in a suite"),
         (["--vary", "ppo.gamma"], "--vary = 'ppo.gamma': expected FIELD=VALUE,VALUE,..."),
         (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
@@ -158,6 +172,27 @@ def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsy
         suite_command.parse_options([*line, "--games", "Qbert"])
     with pytest.raises(UserError, match=r"--vary = 'ppo\.gamma=0\.9': .*; this one has no --vary$"):
         suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
+
+
+def test_games_and_fields_in_another_order_are_those_of_the_suite(tmp_path):
+    vary = {"ppo.gamma": [0.9], "ppo.epochs": [1]}
+    write_plan(tmp_path, SweepPlan(TINY, ["Pong", "Alien"], vary))
+    line = [
+        "--resume",
+        str(tmp_path),
+        "--games",
+        "Alien,Pong",
+        "--vary",
+        "ppo.epochs=1,2",
+        "--vary",
+        "ppo.gamma=0.9",
+    ]
+    _, plan, before = suite_command.parse_options(line)
+    assert (plan.games, before.games) == (["Pong", "Alien"], ["Pong", "Alien"])
+    assert [setting.label for setting in plan.settings] == [
+        "ppo.gamma=0.9,ppo.epochs=1",
+        "ppo.gamma=0.9,ppo.epochs=2",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.imports import IMPORTS, import_named
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.trials import trial
 from jaxrl_atari.trials.launch import Failure, Job
 from jaxrl_atari.trials.processes import run_processes
 from jaxrl_atari.trials.sessions import program_number, train_job, unfinished_jobs
@@ -38,6 +39,21 @@ TINY = Config(
     ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
     log=LogConfig(every_env_steps=16, graphs=False, tensorboard=False),
 )  # fmt: skip
+
+
+def test_followers_get_the_absolute_path_of_the_run_directory(tmp_path, monkeypatch):
+    """They may have another working directory."""
+    sent = []
+
+    def stop_here(*_):
+        raise UserError("stopped by the test")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(trial.distributed, "agree", sent.append)
+    monkeypatch.setattr(trial, "_start_or_resume", stop_here)
+    with pytest.raises(UserError, match="stopped by the test"):
+        run_training(TINY, "run")
+    assert sent == [str(tmp_path / "run")]
 
 
 class Seen(Lines):

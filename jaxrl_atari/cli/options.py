@@ -159,6 +159,17 @@ def parse(
     return parsed
 
 
+def is_given(option: str, arguments: Sequence[str] | None) -> bool:
+    """Whether a command line has an option, perhaps with the value that it has by default.
+
+    Args:
+        option: its name, such as `--env.game`.
+        arguments: the words of the command line; None for those of this process.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    return any(word.partition("=")[0].replace("_", "-") == option for word in words)
+
+
 def _check_effect(config: Config, before: Config) -> None:
     """Refuses options that would have no effect, unless they have the values of `before`.
 

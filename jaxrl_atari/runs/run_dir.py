@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import errno
 import re
 import shutil
 import time
@@ -62,8 +63,9 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
         UserError: the folder cannot be written to, or is not empty.
     """
     new = Path(config.output_dir).expanduser() / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
-    run_dir = wanted or unused(new)
+    run_dir = wanted or new
     try:
+        run_dir = wanted or unused(new)
         try:
             run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
         except FileExistsError:
@@ -74,7 +76,9 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
             raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
         (run_dir / LOCK_FILE).touch()
     except OSError as error:
-        raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
+        is_long = error.errno == errno.ENAMETOOLONG
+        hint = "choose a shorter name" if is_long else "choose a folder that can be written to"
+        raise UserError(f"{run_dir}: {error.strerror}; {hint}") from error
     return run_dir
 
 

@@ -16,7 +16,8 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
+from jaxrl_atari.cli.options import FromDirectory, is_given, parse, read_sources
+from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say, say_changes
@@ -73,13 +74,14 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     options = parse(Options, arguments, "suite", default, before.config if before else None)
     config = options.full_config
     require(
-        config.env.game == default.full_config.env.game,
+        config.env.game == default.full_config.env.game and not is_given("--env.game", arguments),
         "env.game",
         config.env.game,
         expected="nothing; each game of a suite has its own trial",
         hint="choose with --games Pong Breakout",
     )
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
+    _check_resources(options, before.config if before else Config())
     named = options.games
     if named is not None:
         named = [name for word in named for name in word.split(",") if name]
@@ -87,9 +89,41 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     vary = parse_vary(options.vary, config)
     if before is None:
         return options, SweepPlan(config, games, vary), None
+    # In another order, games and fields keep the order that they have in the suite: that of its tables and
+    # directories.
+    if {*games} == {*before.games}:
+        games = before.games
+    if vary.keys() == before.vary.keys():
+        vary = {name: vary[name] for name in before.vary}
     plan = SweepPlan(config, games, vary or before.vary)
     _require_continuation(plan, before, options)
     return options, plan, before
+
+
+def _check_resources(options: Options, before: Config) -> None:
+    """Refuses resources without a Ray cluster, and `trial.parallel` on one: they would have no effect.
+
+    Args:
+        before: the config of the suite that is resumed, else the defaults. It may have `trial.parallel`.
+    """
+    resources = options.resources
+    for name, default in dataclasses.asdict(ResourcesConfig()).items():
+        value = getattr(resources, name)
+        require(
+            options.address or value == default,
+            f"--resources.{name}",
+            value,
+            expected=f"{default} without --address",
+            hint="on this machine, --trial.parallel N trains N sessions at a time",
+        )
+    parallel = options.full_config.trial.parallel
+    require(
+        not options.address or parallel in (0, before.trial.parallel),
+        "trial.parallel",
+        parallel,
+        expected="0 with --address",
+        hint="--resources.gpu and --resources.cpu set how many sessions a machine trains at a time",
+    )
 
 
 def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) -> None:
@@ -99,6 +133,7 @@ def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) 
         "--games",
         " ".join(plan.games),
         expected=f"{' '.join(before.games)}, the games of the suite",
+        hint="in any order; or start a new suite",
     )
     labels = {setting.label for setting in plan.settings}
     require(

@@ -24,6 +24,9 @@ from jaxrl_atari.suite.suite import (
 )
 from jaxrl_atari.suite.vary import value_text
 
+MAX_LABEL_BYTES = 255
+"""The longest name of a directory on the usual file systems."""
+
 
 class Setting(NamedTuple):
     """One setting of a sweep."""
@@ -38,7 +41,8 @@ class SweepPlan:
     """What a sweep trains: games, a config, and the fields that vary. If nothing varies, that is a suite.
 
     Raises:
-        ConfigError: a combination of values that the config does not accept.
+        ConfigError: a combination of values that the config does not accept, or that gives its directory too long
+            a name.
     """
 
     config: Config  # of all settings, apart from the fields that vary
@@ -51,6 +55,13 @@ class SweepPlan:
         for values in itertools.product(*self.vary.values()):
             fields: dict[str, Any] = dict(zip(self.vary, values, strict=True))
             label = ",".join(f"{name}={value_text(value)}" for name, value in fields.items())
+            require(
+                len(label.encode()) <= MAX_LABEL_BYTES,
+                "--vary",
+                label,
+                expected=f"a setting of at most {MAX_LABEL_BYTES} bytes, because its directory is named after it",
+                hint="vary fewer fields at a time, or use a search",
+            )
             settings.append(Setting(label, fields, SuitePlan(set_fields(self.config, fields), self.games)))
         object.__setattr__(self, "settings", settings)
 

@@ -106,7 +106,7 @@ def run_training(
         say(f"{'resuming' if before else 'run directory:'} {directory}")
         for note in filter(None, notes):
             say(note)
-        distributed.agree(str(directory))
+        distributed.agree(str(directory.absolute()))  # a follower may have another working directory
         jobs = _start_or_resume(config, before, directory)
         if jobs:
             launch, train = _choose_launcher(config, jobs, writers, stop)
