@@ -77,13 +77,12 @@ class Mean:
     sum_over_devices: Callable[[Any], Any] = flax.struct.field(
         pytree_node=False, default=ONE_DEVICE.sum_over_devices
     )
-    devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)  # that share the samples
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
         """The mean with these weights, float32 of any shape."""
         total = jnp.maximum(shard.sum_over_devices(jnp.sum(weight)), 1.0)
-        return cls(weight, total, shard.sum_over_devices, shard.count)
+        return cls(weight, total, shard.sum_over_devices)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
@@ -207,9 +206,9 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, max_samples: i
     The parameters need not be those that acted.
 
     Args:
-        max_samples: the largest number of samples that this device computes at a time, such as
-            `config.minibatch_size // mean.devices`, its part of a minibatch; but at least the T + 1 of one
-            environment. It bounds the memory and changes no result beyond rounding.
+        max_samples: the largest number of samples that a device computes at a time, such as
+            `config.minibatch_size`; but at least the T + 1 of one environment. It bounds the memory and changes
+            no result beyond rounding.
 
     Returns:
         Outputs [T + 1, B, ...] without a carry.
