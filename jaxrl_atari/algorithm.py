@@ -61,8 +61,8 @@ class Algorithm(NamedTuple):
             differs. `minibatches.apply_to_rollout` gives the outputs of the network for steps 0 to T.
 
         loss(params, apply, batch, config) -> loss, metrics
-            In every gradient step, and differentiated with respect to `params`. `batch` is a `Minibatch`; its
-            samples are those of `prepare`, [N, ...]. The loss is float32 [].
+            Called in every gradient step; JAX differentiates it with respect to `params`. `batch` is a
+            `Minibatch`, whose samples are those of `prepare`, [N, ...]. The loss is float32 [].
 
         optimizer(config) -> optax.GradientTransformation
             In every update, and for the first state. `config.learning_rate` is the rate of this update, a traced
@@ -167,13 +167,7 @@ def update(
         (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, config)
         check_metrics(metrics, OWN_METRICS)
         metrics = jax.tree.map(as_float, metrics) | {"loss": loss}
-        if shard.count > 1:
-            # Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same
-            # sum. So a device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term
-            # without samples has its whole gradient on each device: the mean over devices is right for both. This
-            # holds under `pmap`; `shard_map` with `check_vma` transposes such a sum otherwise.
-            summed = shard.sum_over_devices((gradients, metrics))
-            gradients, metrics = jax.tree.map(lambda x: x / shard.count, summed)
+        gradients, metrics = mean_over_devices((gradients, metrics), shard)
         updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
         params = optax.apply_updates(before.params, updates)
         after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
@@ -187,6 +181,19 @@ def update(
         trained, metrics = scan_epochs(step, prepared, by_epoch, config.target_kl)
     check_metrics(rollout_metrics, metrics.keys())
     return trained, metrics | rollout_metrics
+
+
+def mean_over_devices(tree: Any, shard: Shard) -> Any:
+    """The mean over devices of gradients and metrics: those of the whole minibatch.
+
+    Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same sum. So a
+    device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term without samples has
+    its whole gradient on each device: the mean over devices is right for both. This holds under `pmap`;
+    `shard_map` with `check_vma` transposes such a sum otherwise.
+    """
+    if shard.count == 1:
+        return tree
+    return jax.tree.map(lambda x: x / shard.count, shard.sum_over_devices(tree))
 
 
 class Epochs(NamedTuple):
@@ -270,8 +277,11 @@ def check_metrics(metrics: Metrics, taken: Set[str]) -> None:
         ConfigError: one of them is not a single number, or has a name that is taken.
     """
     for name, value in metrics.items():
+        expected = "a single number, such as batch.mean(x)"
+        is_one = jax.tree.structure(value) == jax.tree.structure(0)
+        require(is_one, "metric", name, expected, f"it is {value!r}")
         shape = jnp.shape(value)
-        require(shape == (), "metric", name, "a single number, such as batch.mean(x)", f"its shape is {shape}")
+        require(shape == (), "metric", name, expected, f"its shape is {shape}")
         require(name not in taken, "metric", name, "another name: the update already has a metric of this name")
 
 

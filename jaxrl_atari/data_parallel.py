@@ -21,6 +21,9 @@ class DataParallel:
     On one device it uses `jit`, and arrays stay as they are. On several it uses `pmap`, which JAX builds on
     `jit(shard_map)`: every array then has a leading axis, with one row per device. `assemble` and `replicate` put
     data on the devices in this form, and `local_part` takes out what lies on one of them.
+
+    JAX calls `pmap` the old way. To replace it by `jit(shard_map)` would change the leading axis (in this class
+    alone), how a key gets to the devices (`compile`), and the mean of gradients (`algorithm.mean_over_devices`).
     """
 
     def __init__(self, devices: Sequence[jax.Device]):

@@ -1,10 +1,9 @@
 """`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
-naive loops (https://github.com/jax-ml/jax/issues/12868), many times slower than they need be. With them, an
-iteration of `impala`, acting included, took 36 times as long (benchmarks/NOTES.md, "The layer and the form by
-hand"). A forward convolution is fast there. So a `Conv` with `for_cpu` defines its own gradients
-(`jax.custom_vjp`):
+naive loops (https://github.com/jax-ml/jax/issues/12868). With them, an iteration of `impala`, acting included,
+took 36 times as long (benchmarks/NOTES.md, "The layer and the form by hand"). A forward convolution is fast there.
+So a `Conv` with `for_cpu` defines its own gradients (`jax.custom_vjp`):
 
 - **Space-to-depth** (`space_to_depth`, `block_kernel`). The image is padded and cut into *blocks* of stride x
   stride pixels, whose pixels become channels. That makes any convolution one of stride 1, with zeros in the

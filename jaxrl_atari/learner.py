@@ -98,7 +98,8 @@ class Learner:
 class OverlappedLearner(Learner):
     """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
 
-    That rollout acts with the parameters that the update began with: one update of lag, never more.
+    That rollout acts with the parameters that the update began with: one update of lag, never more. Whatever reads
+    the train state waits for the thread first.
 
     Args:
         arrays: also `acting`, the lagging parameters of a checkpoint, if there is one; they are kept as they are.

@@ -1,4 +1,5 @@
-"""A rollout and its minibatches: which samples they draw, what the network saw in them, and means over them.
+"""A rollout and its minibatches: which samples each minibatch draws, what the network saw in them, and
+means over them.
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment, numbered `t * B + b`. On
 several devices each one holds some of the environments (`Shard`), and a `Mean` is that over all of them.
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import require
 from jaxrl_atari.frames import gather_stacks
 from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
 
@@ -160,12 +162,21 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard:
 
     Returns:
         int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
+
+    Raises:
+        ConfigError: the minibatch size does not divide the rollout; or, with a carry, is not that of whole
+            environments.
     """
     length, num_envs = rollout.action.shape
     size = config.minibatch_size // shard.count
+    samples = length * num_envs
+    expected = f"a divisor of the {samples * shard.count} samples of the rollout"
+    require(samples % size == 0, "ppo.minibatch_size", config.minibatch_size, expected)
     uniform = config.minibatches == "uniform"
     if not is_recurrent(rollout.carry):
         return minibatch_indices(key, length, num_envs, config.epochs, size, shard, uniform)
+    expected = f"a multiple of {length * shard.count}, the steps of one environment on each device"
+    require(size % length == 0, "ppo.minibatch_size", config.minibatch_size, expected)
     envs = minibatch_indices(key, 1, num_envs, config.epochs, size // length, shard, uniform)
     return whole_environments(envs, length, num_envs)
 
@@ -214,7 +225,8 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, max_samples: i
         Outputs [T + 1, B, ...] without a carry.
     """
     steps, num_envs = rollout.age.shape  # T + 1
-    width = math.gcd(num_envs, max(1, max_samples // steps))
+    most = max(1, max_samples // steps)
+    width = max(n for n in range(1, min(most, num_envs) + 1) if num_envs % n == 0)  # environments at a time
     envs = jnp.arange(num_envs).reshape(-1, width)
 
     def outputs_of(index: jax.Array) -> Outputs:

@@ -12,7 +12,8 @@ A network is a `flax.linen.Module`: here `NatureActorCritic`, `ImpalaActorCritic
                    learn and act (never for `nature` as shipped, which is then computed by hand)
 
 **A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
-or a pair: logits float32 [N, A] and value float32 [N]. A logit of -1e9 rules an action out; -inf would make the
+or a pair: logits float32 [N, A] and value float32 [N]. Three values are refused: further outputs have names, as in
+`Outputs(logits, value, features=x)`. A logit of -1e9 rules an action out; -inf would make the
 entropy NaN.
 
 **Parameters**, and no other variables: layers with statistics or random numbers, such as batch normalisation,
@@ -90,9 +91,9 @@ class Networks(NamedTuple):
 def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
     """A dense layer that computes in `dtype`, with orthogonal initialisation of gain `scale`.
 
-    In float32 its products are those of float32 on a GPU too, and not of TF32: they are few, and the ratio of the
-    policies that learn and act is computed from them. Convolutions, most of the arithmetic, stay in TF32 there, as
-    JAX has it.
+    In float32 its products are those of float32 on a GPU too, and not of TF32. They are cheap, and PPO's ratio
+    compares outputs that the learner and the actor compute separately, so both must round alike. Convolutions,
+    most of the arithmetic, stay in TF32 there, as JAX has it.
     """
     return nn.Dense(
         features,
@@ -154,7 +155,7 @@ def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
         """Convolution `number` of the five of a section, in the order in which they compute."""
         channels = (16, 32, 32)[section]
         init = nn.initializers.orthogonal(2**0.5)
-        name = f"Conv_{5 * section + number}"
+        name = f"Conv_{5 * section + number}"  # as flax numbers them: checkpoints have these names
         return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu, name=name)(x)
 
     for section in range(3):
@@ -307,14 +308,44 @@ def apply_module(module: nn.Module, params: Any, observation: Observation) -> Ou
     """The `Apply` of a module.
 
     Raises:
-        ConfigError: the network draws random numbers.
+        ConfigError: the network draws random numbers, or returns something else than outputs of its kind.
         ValueError: the network is recurrent, but the observation has no memory.
     """
     try:
-        outputs: Any = module.apply({"params": params}, *_inputs(module, observation))
+        returned: Any = module.apply({"params": params}, *_inputs(module, observation))
     except flax.errors.InvalidRngError as error:
         raise ConfigError("network", type(module).__name__, PARAMETERS_ALONE, f"flax says: {error}") from error
-    return Outputs(*outputs)  # of a pair too
+    return check_outputs(module, returned, observation.stacks.shape[0])
+
+
+def check_outputs(module: Any, returned: Any, samples: int) -> Outputs:
+    """What a network returned for N samples, as `Outputs`.
+
+    Raises:
+        ConfigError: it is neither `Outputs` nor a pair, a shape is wrong, or there is a carry though the network
+            has no memory.
+    """
+    name = type(module).__name__
+    if not isinstance(returned, Outputs):
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        expected = "Outputs, as in Outputs(logits, value, features=x), or the pair of logits and value"
+        require(pair, "network", name, expected, f"it returns {got}")
+        returned = Outputs(*returned)
+    shapes = {"logits": (samples, module.num_actions), "value": (samples,)}
+    for field, shape in shapes.items():
+        got = jnp.shape(getattr(returned, field))
+        hint = ", such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
+        expected = f"{field} of shape {_text(shape)}{hint}"
+        require(got == shape, "network", name, expected, f"its shape is {_text(got)}")
+    expected = "no carry: a network with a memory has a method initial_carry"
+    require(_has_memory(module) or not is_recurrent(returned.carry), "network", name, expected)
+    return returned
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    """A shape in messages, such as `[256, 6]`."""
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def empty_observation(module: nn.Module, samples: int = 1) -> Observation:

@@ -91,6 +91,8 @@ def gae(
 def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.Array:
     """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
 
+    Where the target hardly varies, below 1e-8, it is a large negative number that says nothing.
+
     Args:
         target: float32 [T, B], what the value learns.
         error: float32 [T, B], target - V_old; with GAE this is the advantage.

@@ -23,7 +23,7 @@ from jaxrl_atari.devices import place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
-from jaxrl_atari.minibatches import Mean, Shard, observe
+from jaxrl_atari.minibatches import Mean, observe
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
@@ -212,30 +212,6 @@ def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update
     assert drawn[0][0] == drawn[0][1] != drawn[1][0] == drawn[1][1]
 
 
-def test_vtrace_computes_part_of_a_minibatch_at_a_time_on_each_device():
-    params, network = make(FeedForward, Corridor.num_actions)
-    sizes = []
-
-    def apply(params, observation):
-        sizes.append(len(observation.stacks))
-        return network.apply(params, observation)
-
-    algorithm, bounds = find_algorithm("vtrace"), {}
-    config = dataclasses.replace(
-        CONFIG, minibatch_size=ENVS * (LENGTH + 1), epochs=1, coefficients=algorithm.coefficients
-    )
-    rollout = collected(network, params)
-    for devices in (1, 2):
-        sizes.clear()
-        mean = Mean.over(rollout.weight, Shard(0, devices))
-        state = init_train_state(params, config, algorithm, KEY)
-        jax.eval_shape(
-            partial(algorithm.prepare, apply=apply, config=config), state, rollout=rollout, mean=mean, key=KEY
-        )
-        bounds[devices] = max(sizes)
-    assert bounds == {1: config.minibatch_size, 2: config.minibatch_size // 2}
-
-
 def test_a_lambda_of_the_game_is_no_number_of_an_update():
     """For any algorithm, one that reads `config.gae_lambda` itself too."""
 
@@ -260,6 +236,24 @@ def test_a_metric_is_a_single_number(part):
 
     with pytest.raises(ConfigError, match=r"metric = 'advantages': expected a single number, .* shape is \(3,\)"):
         updated(PPO._replace(**{part: with_a_vector}))
+
+    def with_a_tree(*arguments):
+        *results, metrics = getattr(PPO, part)(*arguments)
+        return *results, metrics | {"advantages": {"mean": jnp.zeros(())}}
+
+    with pytest.raises(ConfigError, match=r"metric = 'advantages': expected a single number, .* it is \{'mean'"):
+        updated(PPO._replace(**{part: with_a_tree}))
+
+
+@pytest.mark.parametrize("minibatch_size", [7, ENVS * LENGTH // 2 + 1])
+def test_minibatches_that_do_not_divide_the_rollout_are_refused_by_an_update_too(minibatch_size):
+    params, network = make(FeedForward, Corridor.num_actions)
+    config = dataclasses.replace(CONFIG, minibatch_size=minibatch_size, gae_lambda=0.95)
+    state = init_train_state(params, config, PPO, KEY)
+    rollout = random_rollout(KEY, network, LENGTH, ENVS, Corridor.num_actions)
+    message = f"ppo.minibatch_size = {minibatch_size}: expected a divisor of the {ENVS * LENGTH} samples"
+    with pytest.raises(ConfigError, match=message):
+        update(state, rollout, config, KEY, apply=network.apply, algorithm=PPO)
 
 
 @pytest.mark.parametrize("name", ["loss", "gradient_norm", "skipped_steps", "explained_variance"])

@@ -453,6 +453,50 @@ def test_the_form_by_hand_refuses_stacks_of_another_layout():
         network.apply(first_params("nature"), Observation(jnp.asarray(random_stacks(2))))
 
 
+def carry_without_memory(self, stacks):
+    return NatureActorCritic.__call__(self, stacks)._replace(carry=jnp.zeros((len(stacks), 2)))
+
+
+def column_of_values(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs.logits, outputs.value[:, None]
+
+
+def three_outputs(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs.logits, outputs.value, outputs.features
+
+
+def logits_alone(self, stacks):
+    return NatureActorCritic.__call__(self, stacks).logits
+
+
+def half_the_logits(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(logits=outputs.logits[:, :3])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (three_outputs, r"expected Outputs, .* or the pair of logits and value.*it returns 3 values"),
+        (logits_alone, "expected Outputs, .* or the pair of logits and value"),
+        (
+            column_of_values,
+            r"expected value of shape \[5\], such as nn.Dense\(1\)\(x\)\[:, 0\].*its shape is \[5, 1\]",
+        ),
+        (half_the_logits, r"expected logits of shape \[5, 6\].*its shape is \[5, 3\]"),
+        (carry_without_memory, "expected no carry: a network with a memory has a method initial_carry"),
+    ],
+)
+def test_a_network_that_returns_something_else_is_refused(call, message):
+    """A third value was taken for the carry of a recurrent network, and trained on minibatches of whole games."""
+    module = edited(call)(ACTIONS)
+    stacks = jnp.zeros((5, 84, 84, 4), jnp.uint8)
+    with pytest.raises(ConfigError, match=f"network = 'Edited': {message}"):
+        jax.eval_shape(partial(apply_module, module), first_params("nature"), Observation(stacks))
+
+
 def test_a_recurrent_network_without_a_memory_is_refused():
     module = make_module(NetworkConfig(name="nature_lstm"), ACTIONS, jnp.float32)
     with pytest.raises(ValueError, match="NatureLSTM is recurrent: its Observation needs `first` and `carry`"):

@@ -38,7 +38,8 @@ def is_computed_by_hand(module: Any) -> bool:
     try:
         return programs_of(partial(apply_module, module), module) == programs_of(apply_handwritten, handwritten)
     except (InconclusiveDimensionOperation, TypeError):
-        # It asks how many samples there are, by a comparison or by `len`.
+        # It asks how many samples there are, by a comparison or by `len`. An error of another kind is raised again
+        # where the module runs.
         return False
 
 
