@@ -53,7 +53,7 @@ from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment
-from jaxrl_atari.envs.replay import replay
+from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
 from jaxrl_atari.minibatches import Rollout
@@ -219,13 +219,13 @@ class EnvGroup:
         return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
-        """Plays the games of a checkpoint again, and continues them. See `envs.replay.replay`.
+        """Plays the games of a checkpoint again, and continues them. See `envs.replay.restore_games`.
 
         Args:
             games: the first part of what `take_games` returned when the checkpoint was written.
             carry: `past.carry` of that time.
         """
-        newest, frames, age, episodes = replay(self.pool, games)
+        newest, frames, age, episodes = restore_games(self.pool, games)
         past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
         self._start_from(newest, episodes, past)
 

@@ -21,14 +21,14 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, make_sides, print_comparison
-from jaxrl_atari.benchmark.measure import MACHINE_COLUMNS, PARTS, measure, trace
+from jaxrl_atari.benchmark.measure import PARTS, measure, trace
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.columns import COLUMNS, MACHINE_COLUMNS
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import try_write_json
 

@@ -26,12 +26,9 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EnvPool, make_pool, threads_variable
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
-from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.columns import MACHINE_COLUMNS
 from jaxrl_atari.schedules import current_options
 from jaxrl_atari.session import Session, open_session, place_session, train
-
-MACHINE_COLUMNS = [name for name, column in COLUMNS.items() if column.group in ("time", "system")]
-"""Columns of metrics.csv about the machine, such as `gpu_busy_percent`. They are reported beside the rates."""
 
 
 class Training(NamedTuple):

@@ -54,7 +54,7 @@ class Replayed(NamedTuple):
     episodes: EpisodeCounter  # return and length so far
 
 
-def replay(pool: EnvPool, games: GamesInProgress) -> Replayed:
+def restore_games(pool: EnvPool, games: GamesInProgress) -> Replayed:
     """Plays the games of a checkpoint again in a new pool, which then continues their record. Shows progress.
 
     Raises:

@@ -25,10 +25,10 @@ def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np
     Raises:
         UserError: the game cannot be played; see `envs.make_pool`.
     """
-    return PolicyEnv(config.env, render_mode)
+    return RunEnv(config.env, render_mode)
 
 
-class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
+class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One environment of a run; see `make_env`.
 
     `reset(seed=s)` starts the first game of environment 0 in an evaluation with that seed. After the end of a
@@ -59,7 +59,7 @@ class PolicyEnv(gymnasium.Env[np.ndarray, np.int64]):
         """Starts a game.
 
         Args:
-            seed: from 0 to 4294967295. None: see `PolicyEnv`.
+            seed: from 0 to 4294967295. None: see `RunEnv`.
             options: not used.
 
         Returns:

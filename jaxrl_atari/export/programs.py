@@ -53,7 +53,7 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     num_actions = len(params["policy"]["bias"])
     module = make_module(policy.config.network, num_actions, jnp.float32)
     memory_sizes = [x.shape[1] for x in jax.tree.leaves(initial_carry(module, 4))]
-    about = describe(policy, memory_sizes)
+    about = about_policy(policy, memory_sizes)
 
     network = play.NETWORKS[network_name]
     program = bytes(jax_program(module, params, memory_sizes).serialize())
@@ -97,7 +97,7 @@ class NumPyOutputs(NamedTuple):
     memory: tuple[np.ndarray, ...]  # each float32 [N, F]; empty if the network is not recurrent
 
 
-def describe(policy: Policy, memory_sizes: list[int]) -> dict[str, Any]:
+def about_policy(policy: Policy, memory_sizes: list[int]) -> dict[str, Any]:
     """The description in policy.npz, as JSON values: the network, and the game with its rules.
 
     Args:

@@ -18,7 +18,7 @@ def readme(policy: Policy, about: dict[str, Any], run: Run, difference: float, p
     """The README of an export, made from readme_template.md.
 
     Args:
-        about: the result of `programs.describe`.
+        about: the result of `programs.about_policy`.
         run: the run of the policy.
         difference: the largest difference between the outputs of the programs.
         platforms: those of the program for JAX.
@@ -105,7 +105,7 @@ def start_of_game(about: dict[str, Any]) -> str:
     """How `play.py` starts a game, in the back end `ale` (see `envs/__init__.py`): `FIRE, then 0 to 28 no-ops`.
 
     Args:
-        about: the result of `programs.describe`.
+        about: the result of `programs.about_policy`.
     """
     presses_fire = about["fire_on_reset"] and "FIRE" in about["actions"]
     most = max(0, about["noop_max"] - (2 if presses_fire else 1))

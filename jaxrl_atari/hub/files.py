@@ -20,7 +20,7 @@ from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
     METRICS_FILE,
     STOPPED_FILE,
-    TRIAL_FILE,
+    TRIAL_SUMMARY_FILE,
     VERIFIED_FILE,
     checkpoint_env_steps,
     checkpoint_path,
@@ -31,7 +31,7 @@ Checkpoint = Literal["best", "latest"] | int
 
 FILES = (
     CONFIG_FILE,
-    TRIAL_FILE,
+    TRIAL_SUMMARY_FILE,
     STOPPED_FILE,
     VERIFIED_FILE,
     METRICS_FILE,

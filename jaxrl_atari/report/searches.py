@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.text import number_text, score_text
-from jaxrl_atari.runs.layout import TRIALS_FILE
+from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE
 from jaxrl_atari.runs.tables import DELIMITERS
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
     Raises:
         UserError: trials.csv is damaged.
     """
-    path = search_dir / TRIALS_FILE
+    path = search_dir / SEARCH_TABLE_FILE
     if not path.is_file():
         return []
     try:

@@ -23,7 +23,7 @@ from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run,
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_FILE, is_run
+from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_SUMMARY_FILE, is_run
 
 GAME_COLUMNS = {
     "game": "game",
@@ -202,7 +202,7 @@ def save_results(results: SuiteResults) -> None:
     values = results.values
     for game in results.suite.runs:
         whole_run = read_run(suite_dir / game)  # which may have more sessions than the suite
-        write_json(suite_dir / game / TRIAL_FILE, trial_summary(whole_run))
+        write_json(suite_dir / game / TRIAL_SUMMARY_FILE, trial_summary(whole_run))
     scores = normalised(values["scores"], values["protocol"])
     rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
     write_json(suite_dir / RESULTS_FILE, values | {"rliable_games": rliable_games})

@@ -55,6 +55,9 @@ COLUMNS = {
 TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group == "time")
 """Where the time since the last log point went; their sum is 100."""
 
+MACHINE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group in ("system", "time"))
+"""Load of the machine, and where the time went."""
+
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off", "unix_time")
 """Columns of evaluations.csv. `cut_off` counts the games that reached their time limit; one game has no `std`."""
 

@@ -22,13 +22,13 @@ def due(interval: int, before: int, now: int) -> bool:
     return interval > 0 and now // interval > before // interval
 
 
-def evaluation_due(config: Config, evaluated: int, env_steps: int) -> bool:
-    """Whether an evaluation is due after `env_steps`, if the newest one started at `evaluated` env steps.
+def evaluation_due(config: Config, evaluated_at: int, env_steps: int) -> bool:
+    """Whether an evaluation is due after `env_steps`, if the newest one started at `evaluated_at` env steps.
 
     One that falls on the end of the budget is due, although the last update may end just before it.
     """
     reached = max(env_steps, config.total_env_steps) if config.is_spent(env_steps) else env_steps
-    return env_steps > evaluated and due(config.evaluation.every_env_steps, evaluated, reached)
+    return env_steps > evaluated_at and due(config.evaluation.every_env_steps, evaluated_at, reached)
 
 
 class EpisodeStatistics:
@@ -108,9 +108,9 @@ class Progress:
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
         self.steps_per_env: int = meta.get("steps", 0)  # with auto-reset steps
-        self.saved = self.env_steps  # env steps at the newest checkpoint
-        self.logged: int = meta.get("logged_env_steps", 0)  # at the newest log point
-        self.evaluated: int = meta.get("evaluated_env_steps", 0)  # at the start of the newest evaluation
+        self.saved_at = self.env_steps  # env steps of the newest checkpoint
+        self.logged_at: int = meta.get("logged_env_steps", 0)  # env steps of the newest log point
+        self.evaluated_at: int = meta.get("evaluated_env_steps", 0)  # env steps when the newest evaluation started
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)  # of training, before this start
         self.statistics = EpisodeStatistics()
         if meta:
@@ -136,6 +136,6 @@ class Progress:
             "updates": self.updates,
             "steps": self.steps_per_env,
             "statistics": self.statistics.to_dict(),
-            "logged_env_steps": self.logged,
-            "evaluated_env_steps": self.evaluated,
+            "logged_env_steps": self.logged_at,
+            "evaluated_env_steps": self.evaluated_at,
         }

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
+from jaxrl_atari.runs.columns import MACHINE_COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Writer
 
-MACHINE_COLUMNS = {"sps"} | {name for name, column in COLUMNS.items() if column.group in ("system", "time")}
-"""Columns with speed, load and times of the machine, which no metric of an update may be named after."""
+LATER_COLUMNS = {"sps", *MACHINE_COLUMNS}
+"""Columns of speed and machine, which not every log point has. No metric of an update may be named after one."""
 
 
 class NonFiniteError(UserError):
@@ -138,8 +138,8 @@ class SessionLog:
             self._is_first_iteration = False
         self._acting_seconds += acting
         self._writer.progress(self._progress.env_steps, self._news())
-        if due(self._every_env_steps, self._progress.logged, self._progress.env_steps):
-            self._progress.logged = self._progress.env_steps
+        if due(self._every_env_steps, self._progress.logged_at, self._progress.env_steps):
+            self._progress.logged_at = self._progress.env_steps
             self._write_row(learning_rate)
             self._unlogged = []
 
@@ -173,7 +173,7 @@ class SessionLog:
         if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
             kept = "and the last checkpoint is kept"
             after = "goes on from there"
-            if not self._progress.saved:
+            if not self._progress.saved_at:
                 kept = "before the first checkpoint"
                 after = "starts again at 0"
             raise NonFiniteError(
@@ -195,7 +195,7 @@ class SessionLog:
             **progress.statistics.to_row(),
             "learning_rate": learning_rate,
         }
-        if taken := (counted.keys() | MACHINE_COLUMNS) & names.keys():
+        if taken := (counted.keys() | LATER_COLUMNS) & names.keys():
             raise UserError(f"metric {min(taken)}: a log point has a column of that name; rename the metric")
         self.row = {
             **counted,
@@ -223,5 +223,5 @@ class SessionLog:
 
     def last_point(self, learning_rate: float) -> None:
         """Writes a log point for the steps since the last one. A resumed session drops it."""
-        if self._progress.env_steps > self._progress.logged:
+        if self._progress.env_steps > self._progress.logged_at:
             self._write_row(learning_rate)

@@ -12,7 +12,7 @@ from jaxrl_atari.report.searches import ranked
 from jaxrl_atari.report.text import markdown_table, number_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.journal import read_study
-from jaxrl_atari.runs.layout import TRIALS_FILE, trial_dir
+from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE, trial_dir
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import status_text, trial_progress
 
@@ -66,7 +66,7 @@ def save_search_results(search_dir: Path, results: SearchResults) -> None:
     """Writes trials.csv, trials.md and, once there is a best trial, NAME_best.py."""
     table = io.StringIO()
     csv.writer(table, lineterminator="\n").writerows(results.rows)
-    write_file(search_dir / TRIALS_FILE, table.getvalue())
+    write_file(search_dir / SEARCH_TABLE_FILE, table.getvalue())
     write_file(search_dir / "trials.md", f"{results.text}\n")
     if results.best is not None:
         header, first, *_ = results.rows

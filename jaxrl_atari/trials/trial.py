@@ -19,7 +19,14 @@ from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_FILE, has_session, is_run, resume_command, session_path
+from jaxrl_atari.runs.layout import (
+    CONFIG_FILE,
+    TRIAL_SUMMARY_FILE,
+    has_session,
+    is_run,
+    resume_command,
+    session_path,
+)
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
 from jaxrl_atari.runs.tracking import require_wandb
@@ -249,7 +256,7 @@ def _summarise(config: Config, run_dir: Path, failed: bool) -> TrialSummary | No
 def _save_summary(run_dir: Path, summary: TrialSummary) -> None:
     """Writes trial.json, or prints why it could not be written. A resume makes it again from the metrics."""
     try:
-        write_json(run_dir / TRIAL_FILE, summary)
+        write_json(run_dir / TRIAL_SUMMARY_FILE, summary)
     except OSError as error:
         say(f"trial.json is not saved: {reason(error)}; {resume_command('train', run_dir)} tries again")
 

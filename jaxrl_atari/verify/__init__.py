@@ -2,7 +2,7 @@
 
 | module | content |
 |---|---|
-| replay | the games of a log of actions, played again |
+| games | the games of a log of actions, played again |
 | rows | the rows of metrics.csv, recomputed from the games of the log |
 | recompute | verifies a session with both |
 | retrain | trains a part of a session again, and compares bits |

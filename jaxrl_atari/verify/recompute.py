@@ -12,7 +12,7 @@ from jaxrl_atari.runs.actions import missing_actions, read_actions
 from jaxrl_atari.runs.description import other_versions
 from jaxrl_atari.runs.layout import latest_env_steps
 from jaxrl_atari.runs.reading import logged_env_steps
-from jaxrl_atari.verify.replay import choose_pieces, pieces, play_all
+from jaxrl_atari.verify.games import check_games, choose_pieces, pieces
 from jaxrl_atari.verify.rows import check_rows, expected_rows
 
 
@@ -57,27 +57,28 @@ def verify_session(config: Config, session_dir: Path, start: int, end: int | Non
         start, end, sample: which pieces of the games are played; see `choose_pieces`.
 
     Raises:
-        VerificationFailed: as `read_actions`, `check_rows` and `play`; the log ends before the newest checkpoint.
+        VerificationFailed: as `read_actions`, `check_rows` and `check_games`; the log ends before the newest
+            checkpoint.
         UserError: as `read_actions` and `choose_pieces`; or the session differs, and other software trained it,
             which may explain it.
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
-    saved = latest_env_steps(session_dir)
-    logged = logged_env_steps(session_dir)
+    saved_at = latest_env_steps(session_dir)
+    logged_at = logged_env_steps(session_dir)
     log = read_actions(session_dir)
-    chosen = choose_pieces(log, start, end, sample)
-    all_pieces = len(pieces(log))
+    all_pieces = pieces(log)
+    chosen = choose_pieces(all_pieces, log, start, end, sample)
     expected = expected_rows(log)
     env_steps = max(expected, default=0)
     try:
-        rows, all_rows = check_rows(session_dir, expected, logged)
-        if env_steps < saved:
+        rows, all_rows = check_rows(session_dir, expected, logged_at)
+        if env_steps < saved_at:
             raise missing_actions(
                 session_dir,
                 f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
             )
-        games = play_all(config, session_dir, log, chosen)
-        if len(chosen) == all_pieces and games < len(log.games):
+        games = check_games(config, session_dir, log, chosen)
+        if len(chosen) == len(all_pieces) and games < len(log.games):
             raise VerificationFailed(
                 f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {games}"
             )
@@ -86,7 +87,7 @@ def verify_session(config: Config, session_dir: Path, start: int, end: int | Non
         if not other:
             raise
         raise UserError(f"{error}; that proves nothing, because {other}: verify it with the same") from error
-    return Verified(rows, all_rows, len(chosen), all_pieces, games, env_steps)
+    return Verified(rows, all_rows, len(chosen), len(all_pieces), games, env_steps)
 
 
 def other_software(run_dir: Path) -> str:

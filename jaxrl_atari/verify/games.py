@@ -47,10 +47,13 @@ def pieces(log: ActionLog) -> list[Piece]:
     return sorted(result, key=lambda piece: piece.start - piece.end)
 
 
-def choose_pieces(log: ActionLog, start: int, end: int | None, sample: int | None) -> list[Piece]:
+def choose_pieces(
+    every: list[Piece], log: ActionLog, start: int, end: int | None, sample: int | None
+) -> list[Piece]:
     """A part of the pieces of a session's games.
 
     Args:
+        every: all pieces of the log.
         start: pieces that end after about this env step.
         end: pieces that start before about this env step; None: all later ones.
         sample: a random choice of so many pieces; None: all that `start` and `end` leave.
@@ -60,35 +63,36 @@ def choose_pieces(log: ActionLog, start: int, end: int | None, sample: int | Non
     """
     envs = log.actions.shape[1]
     last = len(log.actions) if end is None else end // envs
-    chosen = [piece for piece in pieces(log) if piece.end > start // envs and piece.start < last]
+    chosen = [piece for piece in every if piece.end > start // envs and piece.start < last]
     if not chosen:
         given = f"--from {start}" if end is None else f"--from {start} --to {end}"
         raise UserError(
             f"{given}: no piece of a game lies there; the log has {len(log.actions) * envs:,} env steps"
         )
     if sample is not None:
+        # Without a seed, so that nobody can know beforehand which pieces will be played.
         chosen = random.sample(chosen, min(sample, len(chosen)))
     return chosen
 
 
-def play_all(config: Config, session_dir: Path, log: ActionLog, chosen: list[Piece]) -> int:
-    """Plays pieces of a session again, `PIECES_AT_ONCE` at a time.
+def check_games(config: Config, session_dir: Path, log: ActionLog, chosen: list[Piece]) -> int:
+    """Plays pieces of a session again, `PIECES_AT_ONCE` at a time, and compares their games with those of the log.
 
     Returns:
         The number of games that ended in the pieces.
 
     Raises:
-        VerificationFailed: as `play`.
+        VerificationFailed: as `check_batch`.
     """
     batches = [chosen[first : first + PIECES_AT_ONCE] for first in range(0, len(chosen), PIECES_AT_ONCE)]
     try:
         with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
-            return sum(play(config, log, batch) for batch in shown)
+            return sum(check_batch(config, log, batch) for batch in shown)
     except VerificationFailed as error:
         raise VerificationFailed(f"{session_dir}: {error}") from error
 
 
-def play(config: Config, log: ActionLog, batch: list[Piece]) -> int:
+def check_batch(config: Config, log: ActionLog, batch: list[Piece]) -> int:
     """Plays pieces of a session again, side by side, and compares their games with those of the log.
 
     Returns:
