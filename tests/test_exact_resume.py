@@ -119,7 +119,7 @@ def test_two_stops_change_nothing(config, later, tmp_path, capsys):
     ],
 )
 def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, environment):
-    """And every score of the run can be recomputed."""
+    """The killed run leaves what a straight run leaves, and `verify` accepts it."""
     config = change(OVERLAP, total_env_steps=env_steps, evaluation={"every_env_steps": 500, "episodes": 2})
     session_dir = tmp_path / "session_0"
     write_json(tmp_path / "config.json", {"config": config.to_dict()})

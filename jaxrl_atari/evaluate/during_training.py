@@ -71,7 +71,13 @@ class Evaluator:
         assert self._running is None
         snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
         policy = Policy(
-            self._config, self._network, snapshot, self._device, self._dir, env_steps, self._num_actions
+            config=self._config,
+            network=self._network,
+            params=snapshot,
+            device=self._device,
+            session_dir=self._dir,
+            env_steps=env_steps,
+            num_actions=self._num_actions,
         )
         options = self._config.evaluation
         seed = np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
@@ -83,7 +89,10 @@ class Evaluator:
 
     @property
     def policy(self) -> Policy | None:
-        """The policy that is being evaluated; None if no evaluation runs. One that has ended runs until `poll`."""
+        """The policy that is being evaluated; None if no evaluation runs.
+
+        It stays set after the evaluation has ended, until `poll` has written the result.
+        """
         return None if self._running is None else self._running.policy
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:

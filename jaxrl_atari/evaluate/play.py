@@ -27,8 +27,10 @@ from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
 from jaxrl_atari.keys import EVALUATION_STREAM, new_key
 
 SECONDS_BETWEEN_LINES = 30
+"""Seconds between two lines on the progress of an evaluation."""
+
 SECONDS_BETWEEN_VIDEO_LINES = 10
-"""Seconds between two lines on the progress of an evaluation or a recording."""
+"""Seconds between two lines on the progress of a recording."""
 
 VIDEO_HEIGHT = 630
 """Approximate height of videos in pixels. Screens are enlarged by a whole number: 3 for ALE's 160x210 pixels."""

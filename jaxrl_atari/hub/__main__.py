@@ -96,6 +96,15 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
 
 
+def _require_run_repository(repo_id: str, files: set[str]) -> None:
+    """Refuses a repository with these files if they are not those of a run: a push would delete them."""
+    if files and not fnmatch.filter(files, CHECKPOINT_FILES):
+        raise UserError(
+            f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(files)!r:.80}, "
+            "which a push would delete; check the name, or push to a new repository"
+        )
+
+
 def push(
     run_dir: Positional[Path],
     repo_id: Positional[str],
@@ -127,11 +136,7 @@ def push(
                 f"{repo_id}: a public repository; make it private at {url}/settings, or omit --private"
             )
         others = set(api.list_repo_files(repo_id)) - STANDARD_FILES
-        if others and not fnmatch.filter(others, CHECKPOINT_FILES):
-            raise UserError(
-                f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(others)!r:.80}, "
-                "which a push would delete; check the name, or push to a new repository"
-            )
+        _require_run_repository(repo_id, others)
         added = [CommitOperationAdd(*item) for item in files.items()]
         api.create_commit(
             repo_id,

@@ -18,6 +18,7 @@ from jaxrl_atari.runs.layout import (
     DIGESTS_FILE,
     EVALUATIONS_FILE,
     GRAPHS_FOLDER,
+    HUB_VIDEO_FILE,
     METRICS_FILE,
     STOPPED_FILE,
     TRIAL_SUMMARY_FILE,
@@ -40,7 +41,7 @@ FILES = (
     f"{GRAPHS_FOLDER}/*",
     f"{ACTIONS_FOLDER}/*",
     f"{CODE_FOLDER}/*",
-    "replay.mp4",
+    HUB_VIDEO_FILE,
 )
 """Files of a run and of its sessions that are pushed along with the checkpoints."""
 
@@ -103,7 +104,7 @@ def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
 def newest_video(policies: Sequence[Policy]) -> Files:
     """The newest video of the policies' sessions, named as the Hub shows it; empty without one."""
     videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
-    return {"replay.mp4": max(videos, key=written_at)} if videos else {}
+    return {HUB_VIDEO_FILE: max(videos, key=written_at)} if videos else {}
 
 
 def packed_files(run_dir: Path, checkpoint: Literal["best"] | int, rounded: bool = False) -> Files:

@@ -100,11 +100,13 @@ def save_figure(figure: "Figure", directory: Path, name: str, source: str | None
 
 
 def is_drawn(graph: Path, source: str) -> bool:
-    """Whether a graph, an SVG file, exists and shows the data with this digest.
+    """Whether a graph, an SVG file with a PNG beside it, exists and shows the data with this digest.
 
     The times of files are not compared: a clock may have been set back, and a copy has new times.
     """
-    return graph.is_file() and f"<dc:source>{source}</dc:source>" in graph.read_text("utf-8", errors="replace")
+    if not graph.is_file() or not graph.with_suffix(".png").is_file():
+        return False
+    return f"<dc:source>{source}</dc:source>" in graph.read_text("utf-8", errors="replace")
 
 
 def digest_of(*values: Any) -> str:

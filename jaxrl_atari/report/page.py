@@ -43,6 +43,7 @@ from jaxrl_atari.runs.files import read_json, read_result, write_file
 from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
+    HUB_VIDEO_FILE,
     REPORT_FILE,
     RESULTS_FILE,
     SEARCH_FILE,
@@ -148,7 +149,7 @@ def _run_values(run_dir: Path) -> dict[str, Any]:
     """The values of run.html. Outdated graphs are drawn."""
     run = read_run(run_dir)
     graphs = _update_run_graphs(run)
-    videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob("replay.mp4")]
+    videos = [*run_dir.glob("session_*/video_*.mp4"), *run_dir.glob(HUB_VIDEO_FILE)]
     video = max(videos, key=written_at, default=None)
     return _settings(run.config, run.description) | {
         "run": run,

@@ -6,7 +6,7 @@ SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
 SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further items, if there are any
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
-SESSION_DIR/checkpoints/replaced_<env_steps> one in whose place a session has written another
+SESSION_DIR/checkpoints/replaced_<env_steps> one that was replaced by another at the same env steps
 
 A published checkpoint (`save_parameters`) holds only the parameters: it can be played, but not resumed.
 

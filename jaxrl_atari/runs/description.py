@@ -177,7 +177,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
 def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:
     """Returns what `describe` has returned on another machine, for this machine and the config that it uses.
 
-    If the sessions of a run train on several machines, config.json has the one whose session began last.
+    If the sessions of a run train on several machines, config.json describes the machine whose session began last.
 
     Args:
         config: the config here, such as one that keeps within a share of this machine.

@@ -171,7 +171,7 @@ def _require_same_bits(name: str, run_dir: Path, target: WrittenCheckpoint, foun
 
     Raises:
         VerificationFailed: training has arrived at other bits, or elsewhere.
-        UserError: the same, and the code may differ from that of the training.
+        UserError: it has, but the code may differ from that of the training, so this proves nothing.
     """
     different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
     if (found.env_steps, found.updates) != (target.env_steps, target.updates):
