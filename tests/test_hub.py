@@ -192,9 +192,10 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
         assert words in text
     assert "not complete" not in text
     assert "Verified" not in text
-    write_json(run_dir / "session_1" / "verified.json", {"rows": 1})  # and then it trained on
+    verified = {"date": "2026-11-27", "version": "1.0", "rows": 1, "games": 3}
+    write_json(run_dir / "session_1" / "verified.json", verified)  # and then it trained on
     assert "Verified" not in card(run_dir)[1]
-    write_json(run_dir / "session_1" / "verified.json", {"rows": 4})
+    write_json(run_dir / "session_1" / "verified.json", verified | {"rows": 4})
     assert "recomputed from seeds and actions (`verify`): session_1. Checkpoints: " in card(run_dir)[1]
     assert "Checkpoints: session_0 at env step 1," in card(run_dir, "latest")[1]
 
