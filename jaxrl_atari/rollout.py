@@ -3,6 +3,23 @@
 `collect` is the loop; `act` is the policy's step, compiled. In each step the host moves one frame per environment
 to the device and one action back; frames are stored, stacked and turned into actions on the device.
 
+**Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
+steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:
+
+    rollout          step 0    step 1    ...    step T-1    step T (only its value is used)
+    next rollout                                            step 0    step 1    ...
+
+Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. What a
+rollout hands to the next one (`Past`) is therefore what was seen and remembered *before* step T.
+
+**Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
+turns: one steps its emulators while the policy acts for the other. The seed of an environment's games and the
+keys of its actions depend only on its number. So the number of devices and groups does not change what is played,
+except through rounding: parameters, and outputs of the network, can round differently in batches of another size.
+
+Several processes do play other games than a single one: they keep no record of their games, and so no anchors,
+at which an environment gets a new seed (`groups.py`).
+
 **Records.** The file reads from the top: first the loop, then what it calls on the host, then what runs on the
 device. They work on these classes and records:
 
@@ -16,23 +33,6 @@ device. They work on these classes and records:
     Rollout                     what `join_groups` makes of them, over all groups of a device
     Collected                   the result of `collect`: one `Rollout` for each learner device of this process, and
                                 the games that ended, in all processes
-
-**Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
-turns: one steps its emulators while the policy acts for the other. The seed of an environment's games and the
-keys of its actions depend only on its number. So the number of devices and groups does not change what is played,
-except through rounding: parameters, and outputs of the network, can round differently in batches of another size.
-
-Several processes do play other games than a single one: they keep no record of their games, and so no anchors,
-at which an environment gets a new seed (`groups.py`).
-
-**Timeline.** In step t the policy sees frame t, and the emulators answer its action with frame t + 1. After T
-steps the policy is applied once more, to frame T, for the value that the targets bootstrap from:
-
-    rollout          step 0    step 1    ...    step T-1    step T (only its value is used)
-    next rollout                                            step 0    step 1    ...
-
-Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. What a
-rollout hands to the next one (`Past`) is therefore what was seen and remembered *before* step T.
 """
 
 from __future__ import annotations

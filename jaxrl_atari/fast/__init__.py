@@ -14,11 +14,12 @@ which `programs.py` names; one of them is an edit under `if self.for_cpu`.
 
 The gradients of `cpu_conv.py` are 1.2 times as fast in float32 as those of `layers.Conv`, and twice as fast in
 bfloat16, because XLA computes bfloat16 convolutions by way of float32 (benchmarks/NOTES.md, "The layer and the
-form by hand").
+form by hand"). On two cores without bfloat16 instructions, training was 0.79 times as fast when a layer for any
+size computed the network instead (same note): that is what these 500 lines are for.
 
 Read `programs.py` first, which is short. `cpu_conv.py` begins with the equations and small pictures of its data.
 
-When this folder goes, with `frames.BLOCKED` and the choice in `network_forms.py`: once the gradients of
-`layers.Conv` take at most 1.05 times as long as those of `cpu_conv.py`, in both types, measured as in that note.
-In bfloat16 that needs an XLA whose CPU backend multiplies bfloat16 in convolutions.
+When this folder goes, with `frames.BLOCKED` and the choice in `network_forms.py`: once training with `layers.Conv`
+is at least 0.95 times as fast, in both types, by `benchmarks/take_turns.py`. The gradients alone mislead: in that
+attempt they took only 1.1 times as long.
 """
