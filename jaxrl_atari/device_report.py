@@ -39,12 +39,15 @@ class Options(FromConfig):
 def print_report(config: Config, with_memory: bool) -> list[str]:
     """Prints the report.
 
+    A fault is a driver or a device that fails, and gives status 1. A problem is a fault, or GPUs that stay unused
+    because JAX's plugin is missing.
+
     Args:
         config: its `devices` are those whose memory is reported.
         with_memory: without a fault, also report the memory that training with the config needs.
 
     Returns:
-        What fails: the driver or a device.
+        The faults.
     """
     visible = visible_gpus()
     print_versions()
@@ -135,7 +138,11 @@ def multiply(device: jax.Device) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exits with status 1 if the driver or a device fails."""
+    """The command. Exits with status 1 if the driver or a device fails.
+
+    Raises:
+        UserError: the config demands a device that this machine lacks. It is raised after the report (status 2).
+    """
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
     config = options.full_config

@@ -52,10 +52,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
         chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
     learner = learner_devices(devices, chosen, found, field)
-    processes = {device.process_index for device in learner}
-    expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
-    enough = len(processes) == jax.process_count()
-    require(enough, "devices.data_parallel", devices.data_parallel, expected)
+    _require_device_in_each_process(devices, learner)
     local = tuple(device for device in learner if device.process_index == jax.process_index())
     gpus = local_gpus(found)
     actors = local
@@ -65,6 +62,14 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     if devices.evaluator != "learner":
         evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
     return Placement(learner, actors, evaluator, chosen.why_learner)
+
+
+def _require_device_in_each_process(devices: DevicesConfig, learner: Sequence[jax.Device]) -> None:
+    """Raises `ConfigError` if a process has none of the devices that learn."""
+    processes = {device.process_index for device in learner}
+    expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
+    enough = len(processes) == jax.process_count()
+    require(enough, "devices.data_parallel", devices.data_parallel, expected)
 
 
 def learner_devices(

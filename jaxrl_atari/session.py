@@ -15,6 +15,7 @@ from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
+from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
@@ -194,16 +195,28 @@ class Session:
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
         progress.saved_at = progress.env_steps
         finished = self.games.take_finished()
-        if self.checkpoints is None:
-            return
+        if self.checkpoints is not None:
+            self._write_checkpoint(self.checkpoints, finished, score)
+
+    def _write_checkpoint(
+        self, checkpoints: Checkpoints, finished: Sequence[FinishedGame], score: float | None
+    ) -> None:
+        """Writes a checkpoint, the actions that led to it, and its digests.
+
+        Args:
+            finished: the games that have ended since the last checkpoint.
+            score: see `save`.
+        """
+        progress = self.progress
         games, segments = self.games.take_for_checkpoint()
-        session_dir = self.checkpoints.session_dir
+        session_dir = checkpoints.session_dir
         if segments and self.config.log.actions:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
         if self.evaluator is not None:
             self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
-        digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
-        # Whether an evaluation is running now depends on the machine's speed.
+        digests = checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
+        # Whether an evaluation is running now depends on the machine's speed, so its digest would differ between
+        # equal runs.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
         written = WrittenCheckpoint(
             progress.env_steps, progress.updates, kept, self.config.to_dict(), self.provenance
@@ -286,6 +299,10 @@ def open_session(
     """Makes a session, from its newest sound checkpoint if it is resumed, and closes its parts after the block.
 
     Of several processes, only the leader writes files and lines.
+
+    The order of the steps matters. The games come before the networks, because they give the number of actions.
+    The logs are opened after all that may fail on a wrong option or a damaged checkpoint, because opening them
+    truncates files.
 
     Args:
         placement: what `place_session` returned.

@@ -64,7 +64,7 @@ def _machine(monkeypatch):
     platforms = jax.config.jax_platforms
     jax.config.update("jax_platforms", None)
     gpus._start_nvml.cache_clear()
-    before = gpus.use_provider(gpus.Nvidia())
+    before = gpus.use_provider(gpus.NvidiaGpus())
     yield nvml
     gpus.use_provider(before)
     gpus._start_nvml.cache_clear()

@@ -17,7 +17,7 @@ from jaxrl_atari.imports import IMPORTS
 
 
 class SimulatedGpus:
-    """A `Provider` with so many GPUs; CUDA_VISIBLE_DEVICES counts."""
+    """A `GpuProvider` with so many GPUs; CUDA_VISIBLE_DEVICES counts."""
 
     def __init__(self, count):
         self._gpus = [Gpu(str(index), "simulated GPU", 0) for index in range(count)]

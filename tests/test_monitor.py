@@ -8,7 +8,7 @@ import jax
 import pytest
 from fake_cuda import _machine  # noqa: F401
 
-from jaxrl_atari.hardware.gpus import Nvidia, use_provider
+from jaxrl_atari.hardware.gpus import NvidiaGpus, use_provider
 from jaxrl_atari.hardware.monitor import GPU_COLUMNS, mean_of_known, monitor
 from jaxrl_atari.runs.columns import COLUMNS
 
@@ -38,7 +38,7 @@ def test_the_gpus_are_those_that_cuda_shows(machine, monkeypatch):
 
 
 def test_the_provider_says_which_gpu_a_device_is(machine):
-    class Shifted(Nvidia):
+    class Shifted(NvidiaGpus):
         def index(self, device):
             return device.local_hardware_id - 1
 

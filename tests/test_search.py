@@ -190,7 +190,7 @@ def test_options_that_cannot_be_used(options, words):
         command.parse_options([*QBERT, *options])
 
 
-@pytest.mark.parametrize(("option", "value"), [("reduction", 1), ("resources.gpu", 1.5), ("method", "x")])
+@pytest.mark.parametrize(("option", "value"), [("reduction", 1), ("resources.gpu", 1.5), ("sampler", "x")])
 def test_a_value_that_cannot_be_used_is_named(option, value):
     with pytest.raises(UserError, match=option.replace(".", r"\.")):
         command.parse_options([*QBERT, f"--search.{option}", str(value)])
@@ -207,6 +207,15 @@ def test_a_search_that_continues_may_have_more_trials_but_no_other_options(tmp_p
         command.parse_options(["--resume", str(tmp_path), "--ppo.epochs", "2"])
     with pytest.raises(UserError, match="nowhere: not a search directory"):
         command.parse_options(["--resume", str(tmp_path / "nowhere")])
+
+
+@pytest.mark.parametrize(("method", "sampler"), [("optuna", "tpe"), ("random", "random")])
+def test_the_sampler_of_an_earlier_version_is_read(tmp_path, method, sampler):
+    new_search(tmp_path)
+    stored = json.loads((tmp_path / "search.json").read_text())
+    del stored["search"]["sampler"]
+    write_json(tmp_path / "search.json", stored | {"search": stored["search"] | {"method": method}})
+    assert read_search(tmp_path)[1].sampler == sampler
 
 
 def test_a_search_of_an_earlier_version_needs_that_version(tmp_path):
@@ -231,7 +240,7 @@ def test_a_search_of_an_earlier_version_needs_that_version(tmp_path):
 def test_random_samples_depend_on_seed_and_number_alone(tmp_path):
     def sampled(name, seed, order):
         (tmp_path / name).mkdir()
-        search = new_search(tmp_path / name, method="random", trials=40, seed=seed)
+        search = new_search(tmp_path / name, sampler="random", trials=40, seed=seed)
         return {number: start_trial(tmp_path / name, search, number).params for number in order}
 
     samples = sampled("one", 0, range(40))
@@ -718,7 +727,7 @@ def test_the_error_of_the_process_that_starts_ray_is_named(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)  # from where the process imports first
     with (
         pytest.raises(UserError, match=r"^Ray did not start: RuntimeError: a broken installation$"),
-        ray_cluster.cluster("", DevicesConfig(gpu=False)),
+        ray_cluster.started_cluster("", DevicesConfig(gpu=False)),
     ):
         pass
 

@@ -12,6 +12,7 @@ import sys
 import threading
 from multiprocessing import popen_spawn_posix
 from multiprocessing.pool import ThreadPool
+from types import SimpleNamespace
 
 import pytest
 import small_sessions
@@ -28,7 +29,7 @@ from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.imports import IMPORTS, import_named
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.trials import trial
+from jaxrl_atari.trials import processes, trial
 from jaxrl_atari.trials.launch import Failure, Job
 from jaxrl_atari.trials.processes import run_processes
 from jaxrl_atari.trials.sessions import program_number, train_job, unfinished_jobs
@@ -488,6 +489,19 @@ def run(folder, function, sessions, slots=1, parallel=2, programs=None):
         parallel=parallel,
     )
     return ended
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (1, "exit status 1"),
+        (-signal.SIGSEGV, "exit status -11 (killed by SIGSEGV)"),
+        (-35, "exit status -35 (killed by signal 35)"),
+    ],
+)
+def test_the_signal_that_ended_a_session_is_named(status, text):
+    child = SimpleNamespace(process=SimpleNamespace(exitcode=status), failure=None)
+    assert processes._Child.failure_at_end(child, stopping=False) == Failure(text)
 
 
 @pytest.mark.long

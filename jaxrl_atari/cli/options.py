@@ -87,7 +87,8 @@ class Sources(NamedTuple):
 def read_sources(arguments: Sequence[str] | None) -> Sources:
     """Reads the sources of the defaults, and imports what `--import` names, which the other options may need.
 
-    tyro needs the defaults before it parses, so these four options are read first.
+    tyro needs the defaults before it parses, so these four options are read first. tyro parses them again, for
+    `--help` and for its errors.
 
     Args:
         arguments: the words of the command line; None for those of this process.

@@ -1,7 +1,7 @@
 """The GPUs that this process may use, found before JAX starts its back end.
 
 NVML lists GPUs without a CUDA context and without using their memory. It numbers them as `nvidia-smi` does, and
-CUDA is told to do the same. Tests replace NVML and CUDA by a `Provider` of their own (`use_provider`).
+CUDA is told to do the same. Tests replace NVML and CUDA by a `GpuProvider` of their own (`use_provider`).
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class VisibleGpus(NamedTuple):
 # --- Providers ---------------------------------------------------------------------------------------------------
 
 
-class Provider(Protocol):
+class GpuProvider(Protocol):
     """The GPUs of a machine, and how JAX starts on them."""
 
     def visible_gpus(self) -> VisibleGpus:
@@ -65,14 +65,14 @@ class Provider(Protocol):
         ...
 
 
-class Nvidia:
-    """A `Provider` of NVIDIA's GPUs: NVML lists them, CUDA computes on them."""
+class NvidiaGpus:
+    """A `GpuProvider` of NVIDIA's GPUs: NVML lists them, CUDA computes on them."""
 
     def __init__(self) -> None:
         self._why_forbidden = ""
 
     def visible_gpus(self) -> VisibleGpus:
-        """See `Provider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
+        """See `GpuProvider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
         if self._why_forbidden:
             return VisibleGpus((), self._why_forbidden)
         platforms = jax_config.jax_platforms
@@ -94,11 +94,11 @@ class Nvidia:
         return found
 
     def forbid(self, why: str) -> None:
-        """See `Provider`. The first reason stays."""
+        """See `GpuProvider`. The first reason stays."""
         self._why_forbidden = self._why_forbidden or why
 
     def limit(self, used: Collection[int]) -> None:
-        """See `Provider`."""
+        """See `GpuProvider`."""
         if len(used) < len(self.visible_gpus().gpus):
             jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
@@ -106,18 +106,18 @@ class Nvidia:
             jax_config.update("jax_platforms", f"{platforms},cpu")
 
     def start(self) -> list[jax.Device]:
-        """See `Provider`."""
+        """See `GpuProvider`."""
         return jax.devices("gpu")
 
     def index(self, device: jax.Device) -> int:
-        """See `Provider`. `local_hardware_id` is CUDA's index, which also counts GPUs that JAX may not use."""
+        """See `GpuProvider`. `local_hardware_id` is CUDA's index, which also counts GPUs that JAX may not use."""
         return device.local_hardware_id
 
 
-_provider: Provider = Nvidia()
+_provider: GpuProvider = NvidiaGpus()
 
 
-def use_provider(provider: Provider) -> Provider:
+def use_provider(provider: GpuProvider) -> GpuProvider:
     """Makes this process take its GPUs from `provider`. Returns the provider used before. For tests."""
     global _provider
     before = _provider
@@ -125,8 +125,8 @@ def use_provider(provider: Provider) -> Provider:
     return before
 
 
-def gpu_provider() -> Provider:
-    """The provider of this process's GPUs: `Nvidia`, unless `use_provider` has set another one."""
+def gpu_provider() -> GpuProvider:
+    """The provider of this process's GPUs: `NvidiaGpus`, unless `use_provider` has set another one."""
     import_inherited()  # in a process that a test's command starts, an inherited file calls `use_provider`
     return _provider
 

@@ -65,7 +65,7 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     - `rss_gib`: memory of this process now
 
     A sample without a value, because NVML fails, is left out of the mean. If all are, the mean is NaN. No failure
-    stops training.
+    of NVML stops training. Without a GPU no thread is started.
 
     Args:
         devices: the JAX devices in use, whose back end has started.
@@ -95,6 +95,9 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
         samples.clear()
         return gpus | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
+    if not names:
+        yield read
+        return
     thread = threading.Thread(target=run, name="monitor", daemon=True)
     thread.start()
     try:

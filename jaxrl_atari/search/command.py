@@ -43,8 +43,8 @@ from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Failure
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 
-MAY_CHANGE = ("search.trials", "search.address", "search.resources")
-"""Options that may change when a search is resumed, as the beginnings of their names."""
+MAY_CHANGE = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
+"""Options that may change when a search is resumed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
 def _require_continuation(options: Options, before: Options) -> None:
     """Refuses other options than those of the search that is resumed, except for `MAY_CHANGE`."""
     for name, (was, wanted) in changed_fields(before.values(), options.values()).items():
-        require(name.startswith(MAY_CHANGE), name, wanted, f"{was!r}, its value in this search")
+        require(name in MAY_CHANGE, name, wanted, f"{was!r}, its value in this search")
 
 
 def run_search(options: Options, before: Options | None) -> Path:

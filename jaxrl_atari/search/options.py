@@ -48,8 +48,8 @@ class SearchConfig:
     """Dotted name of a config field -> its distribution."""
     trials: Annotated[int, Limits(1, 1_000_000)] = 16
     """Number of trials."""
-    method: Literal["optuna", "random"] = "optuna"
-    """`optuna`: Optuna's TPE sampler, which learns once ten trials have ended; `random`: independent samples."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """`tpe`: Optuna's TPE sampler, which learns once ten trials have ended; `random`: independent samples."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
     """Seed of the sampler. With `random`, the order in which trials run does not change the fields of trial i."""
     early_stopping: Literal["asha", "none"] = "asha"
@@ -87,6 +87,9 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     try:
         space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
         search |= {"space": space, "resources": ResourcesConfig(**search["resources"])}
+        if "method" in search:  # the name of `sampler` in an earlier version, which called TPE `optuna`
+            method = search.pop("method")
+            search["sampler"] = "tpe" if method == "optuna" else method
         return config, SearchConfig(**search)
     except UserError as error:  # a value that its field does not accept
         raise UserError(f"{path}: {error}") from error

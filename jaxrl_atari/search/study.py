@@ -41,7 +41,7 @@ def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optun
     asha = search.early_stopping == "asha"
     return optuna.create_study(
         study_name=STUDY_NAME, storage=open_journal(search_dir), load_if_exists=True, direction="maximize",
-        sampler=TPESampler(seed=seed) if search.method == "optuna" else RandomSampler(seed),
+        sampler=TPESampler(seed=seed) if search.sampler == "tpe" else RandomSampler(seed),
         pruner=SuccessiveHalvingPruner(search.grace_env_steps, search.reduction) if asha else NopPruner(),
     )  # fmt: skip
 
@@ -55,6 +55,7 @@ def unfinished_trials(search_dir: Path, search: SearchConfig) -> list[int]:
 
 def start_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     """Marks a trial as running and returns it. A new trial samples its fields; a resumed one keeps them."""
+    # Not `study.ask()`, which takes any waiting trial: this process trains the trial whose directory it was given.
     journal = open_journal(search_dir)
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(STUDY_NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)

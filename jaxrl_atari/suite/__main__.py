@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> None:
     """Prints what is trained, and what a resume changes in the config of the plan `before`."""
-    settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
+    settings = f", {counted(len(plan.settings), 'setting')}" if plan.is_sweep else ""
     say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
     if before is not None:
         say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))

@@ -46,7 +46,7 @@ def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
     position = 0  # of the first session of the next trial; see `Job.position`
     for setting in plan.settings:
         for game, config in game_configs(setting.plan.config, plan.games).items():
-            run_dir = directory / setting.label / game
+            run_dir = setting.directory(directory) / game
             if is_run(run_dir):
                 require_same_run(config, read_config(run_dir), run_dir)
             jobs += unfinished_jobs(config, run_dir, first_position=position, game=game, setting=setting.label)

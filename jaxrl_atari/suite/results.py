@@ -29,6 +29,7 @@ class ResultsKeeper:
         self._directory = directory
         self._plan = plan
         self._labels = [setting.label for setting in plan.settings]
+        self._directories = {setting.label: setting.directory(directory) for setting in plan.settings}
         self._suites: dict[str, SuiteResults] = {}  # label of a setting -> its results, as last read
         self._unsaved = set(self._labels)  # the settings whose newest results are not saved
         self._failures: list[tuple[Job, Failure]] = []
@@ -56,7 +57,11 @@ class ResultsKeeper:
         """Reads the results of all settings, prints their table, saves them, and draws them."""
         for label in self._labels:
             self._read(label)
-        text = self._sweep_results().text if self._plan.vary else self._suites[""].text
+        if self._plan.is_sweep:
+            text = self._sweep_results().text
+        else:
+            (label,) = self._labels
+            text = self._suites[label].text
         say(f"\n{text}")  # shown before anything is saved, because saving may fail
         self._save(self._labels)
         if self._plan.config.log.graphs:
@@ -72,7 +77,7 @@ class ResultsKeeper:
             for game, why in self._reasons(setting.label).items()
         ]
         count = len(self._plan.games) * len(self._plan.settings)
-        trials = counted(count, "trial" if self._plan.vary else "game")
+        trials = counted(count, "trial" if self._plan.is_sweep else "game")
         raise SessionsFailed(
             f"{len(texts)} of {trials} failed ({'; '.join(texts)}); {self._resume} runs what is missing"
         )
@@ -101,7 +106,7 @@ class ResultsKeeper:
 
     def _read(self, label: str) -> None:
         """Reads the results of a setting."""
-        self._suites[label] = suite_results(self._directory / label, self._reasons(label))
+        self._suites[label] = suite_results(self._directories[label], self._reasons(label))
 
     def _sweep_results(self) -> SweepResults:
         """The results of the sweep, from those of its settings as last read."""
@@ -112,7 +117,7 @@ class ResultsKeeper:
         for label in labels:
             if self._try_to_save(partial(save_results, self._suites[label])):
                 self._unsaved.discard(label)
-        if self._plan.vary and len(self._suites) == len(self._labels):
+        if self._plan.is_sweep and len(self._suites) == len(self._labels):
             self._try_to_save(partial(save_sweep_results, self._sweep_results()))
 
     def _try_to_save(self, save: Callable[[], object]) -> bool:
@@ -127,8 +132,8 @@ class ResultsKeeper:
     def _draw(self) -> None:
         """Writes the report of each setting, and draws the graph of a sweep, or prints why it cannot."""
         for label in self._suites:
-            try_report(self._directory / label)
-        if not self._plan.vary:
+            try_report(self._directories[label])
+        if not self._plan.is_sweep:
             return
         try:
             suites = {label: results.suite for label, results in self._suites.items()}

@@ -35,6 +35,10 @@ class Setting(NamedTuple):
     fields: dict[str, Any]  # dotted name -> value
     plan: SuitePlan  # the games, with the config of this setting
 
+    def directory(self, parent: Path) -> Path:
+        """The directory of this setting's suite: `parent` itself if nothing varies."""
+        return parent / self.label
+
 
 @dataclasses.dataclass(frozen=True)
 class SweepPlan:
@@ -66,6 +70,11 @@ class SweepPlan:
         object.__setattr__(self, "settings", settings)
 
     @property
+    def is_sweep(self) -> bool:
+        """Whether a field varies. Otherwise this is the plan of a suite: its only setting has an empty label."""
+        return bool(self.vary)
+
+    @property
     def total_sessions(self) -> int:
         """The number of sessions of all games under all settings."""
         return self.config.sessions * len(self.games) * len(self.settings)
@@ -76,12 +85,13 @@ def write_plan(directory: Path, plan: SweepPlan) -> None:
 
     If nothing varies, the directory is that of a suite, and has suite.json alone.
     """
-    if plan.vary:
+    if plan.is_sweep:
         described = describe_without_game(plan.config, directory, SWEEP_FILE)
         write_json(directory / SWEEP_FILE, {"games": plan.games, "vary": plan.vary} | described)
     for setting in plan.settings:
-        (directory / setting.label).mkdir(exist_ok=True)
-        write_suite_file(directory / setting.label, setting.plan)
+        suite_dir = setting.directory(directory)
+        suite_dir.mkdir(exist_ok=True)
+        write_suite_file(suite_dir, setting.plan)
 
 
 def read_plan(directory: Path) -> SweepPlan:

@@ -40,7 +40,7 @@ class Job(NamedTuple):
         return "  ".join(filter(None, (game, self.setting, f"session {self.session}")))
 
     def say(self, line: str) -> None:
-        """Prints a line after the job's name, with which the lines that the session prints begin already."""
+        """Prints a line with the job's name before it. Lines of the session have it already."""
         say(f"{self.name}  {line.removeprefix(f'{self.name}  ')}")
 
 

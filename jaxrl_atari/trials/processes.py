@@ -280,7 +280,17 @@ class _Child:
             return self.failure
         if status == -signal.SIGKILL:
             return Failure(f"exit status {status} (killed; does the machine have too little memory?)")
+        if status is not None and status < 0:
+            return Failure(f"exit status {status} (killed by {_signal_name(-status)})")
         return Failure(f"exit status {status}")
+
+
+def _signal_name(number: int) -> str:
+    """The name of a signal, such as `SIGSEGV`; `signal 35` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _run(

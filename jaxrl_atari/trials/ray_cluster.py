@@ -65,7 +65,7 @@ def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig)
 
 
 @contextlib.contextmanager
-def cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
+def started_cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
     """Provides a Ray cluster, and yields its address.
 
     With an empty `address`, the cluster is this machine alone. It ends with the block, and when this process dies.
@@ -121,7 +121,7 @@ def connected(
     import ray  # after `set_up_ray`, because Ray reads its environment variables at import
 
     # Ray starts in a thread, because in the main thread it would handle the signals.
-    with cluster(address, devices) as cluster_address, ThreadPool(1) as thread:
+    with started_cluster(address, devices) as cluster_address, ThreadPool(1) as thread:
         try:
             try:
                 thread.apply(

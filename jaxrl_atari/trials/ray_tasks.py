@@ -83,19 +83,19 @@ def run_tasks(
         ):
             started = _Tasks(tasks, share, notes, code)
             stopping = False
-            said = time.monotonic()
+            last_news = time.monotonic()
             try:
                 while started.waiting or started.running:
                     if stop.requested and not stopping:
                         stopping = True
                         started.stop()
                     ended = started.wait()
-                    if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
-                        said = time.monotonic()
+                    if time.monotonic() > last_news + SECONDS_BETWEEN_NEWS:
+                        last_news = time.monotonic()
                         for task in started.running.values():
                             say(task.progress())
                     for task, end in ended:
-                        # A failure after a stop request may be that of a signal to all processes of a cluster.
+                        # After a stop request, a failure may only mean that the cluster sent a signal to all.
                         if not stopping or end == TaskEnd():
                             task.on_end(end.failure)
             except Exception:  # for example from `on_end`; first, the tasks write their last checkpoints

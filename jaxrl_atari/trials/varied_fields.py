@@ -3,12 +3,14 @@
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
 
-SAME_IN_ALL_TRIALS = (
-    "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol",
-    "env.options", "env.image_key",
-    "devices.", "trial.", "evaluation.", "log.",
-)  # fmt: skip
-"""Fields and groups that neither a sweep nor a search can vary, as the beginnings of their dotted names."""
+FIXED_FIELDS = {
+    "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol", "env.options",
+    "env.image_key",
+}  # fmt: skip
+"""Fields that neither a sweep nor a search can vary."""
+
+FIXED_GROUPS = ("devices.", "trial.", "evaluation.", "log.", "env.options.")
+"""Groups whose fields neither a sweep nor a search can vary, as the beginnings of dotted names."""
 
 COEFFICIENTS = "ppo.coefficients"
 """The field with the coefficients of the algorithm, of which `ppo.coefficients.NAME` is one.
@@ -22,9 +24,8 @@ def fields_that_can_vary(config: Config) -> list[str]:
 
     A coefficient is among them only if the config has a value for it; see `is_coefficient` for the others.
     """
-    return [
-        name for name in flat(config.to_dict()) if name != COEFFICIENTS and not name.startswith(SAME_IN_ALL_TRIALS)
-    ]
+    fixed = FIXED_FIELDS | {COEFFICIENTS}
+    return [name for name in flat(config.to_dict()) if name not in fixed and not name.startswith(FIXED_GROUPS)]
 
 
 def is_coefficient(name: str) -> bool:

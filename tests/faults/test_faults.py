@@ -141,7 +141,7 @@ from jaxrl_atari.search import FloatDistribution, SearchConfig
 
 def get_search():
     return SearchConfig(
-        space={'ppo.gamma': FloatDistribution(0.9, 0.99)}, trials=2, method='random', early_stopping='none'
+        space={'ppo.gamma': FloatDistribution(0.9, 0.99)}, trials=2, sampler='random', early_stopping='none'
     )
 """
 
