@@ -69,7 +69,7 @@ class Collected(NamedTuple):
     env_steps: int  # over all processes; auto-reset steps do not count
     games: list[FinishedGame]  # over all processes, by step, then by environment
     waiting_seconds: float  # spent waiting for the emulators, after the first actions were sent
-    policy_seconds: float  # the rest of the time after that
+    policy_seconds: float  # the rest of the time after that; the policy of step T may still run then
 
 
 def collect(
@@ -233,6 +233,9 @@ class EnvGroup:
 class GroupRollout:
     """A rollout of a group while it is played.
 
+    It plays with the group's emulators: the group's `newest` and `episodes` change with each step, and its `past`
+    when the rollout is finished.
+
     `collect` calls, in each step 0 to T - 1,
 
         start_policy    starts `act`, and does not wait for the actions
@@ -242,7 +245,7 @@ class GroupRollout:
     and in step T `start_policy` alone, for the bootstrap value. Then it calls `finish`.
 
     Args:
-        group: its `newest` and `episodes` change with each step, and its `past` when the rollout is finished.
+        group: whose emulators play.
         params: the parameters to act with.
         state: what `begin_rollout` returned.
     """
