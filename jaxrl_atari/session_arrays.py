@@ -5,6 +5,8 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
+from threadpoolctl import threadpool_limits
 
 from jaxrl_atari.algorithm import Algorithm, find_algorithm, init_train_state, resolved_options
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
@@ -15,7 +17,9 @@ from jaxrl_atari.networks import init_params, make_module
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
     """The arrays of a session before its first update: `train_state`, and `key`, from which all other keys derive.
 
-    They are computed on the CPU, so that a seed gives the same parameters on every device.
+    They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal initialiser
+    calls LAPACK's QR, which rounds differently with another number of threads. That number may come from the
+    machine, from `OMP_NUM_THREADS` (which Ray sets), or from `OPENBLAS_NUM_THREADS`; here it is always one.
 
     Args:
         num_actions: of the game.
@@ -24,8 +28,9 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     """
     algorithm = find_algorithm(config.algorithm)
     module = make_module(config.network, num_actions)
-    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
         arrays = _first_arrays(module, algorithm, resolved_options(config), new_key(seed))
+        jax.block_until_ready(arrays)  # before the limit ends
     return jax.device_put(arrays, device)
 
 

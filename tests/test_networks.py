@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from threadpoolctl import threadpool_limits
 
 from jaxrl_atari import networks
 from jaxrl_atari.categorical import log_prob_of
-from jaxrl_atari.config import NetworkConfig, PPOConfig
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.frames import (
@@ -31,6 +32,7 @@ from jaxrl_atari.networks import NatureActorCritic, NatureLSTM, Observation, app
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import act, begin_rollout, empty_past
+from jaxrl_atari.session_arrays import first_arrays
 
 ACTIONS = 6
 
@@ -223,6 +225,17 @@ def test_outputs_and_gradients_equal_those_of_other_layers(apply, oracle, n, at_
         assert {x.dtype for x in xs} == {jnp.dtype("float32")}
         errors = [float(jnp.linalg.norm(x - y) / jnp.linalg.norm(y)) for x, y in zip(xs, ys, strict=True)]
         assert at_least <= np.median(errors) < at_most
+
+
+def test_the_first_parameters_do_not_depend_on_the_threads_of_blas():
+    """Neither on the cores of a machine nor on `OMP_NUM_THREADS`, which Ray sets."""
+
+    def first_params_with(threads):
+        with threadpool_limits(threads, user_api="blas"):
+            arrays = first_arrays(Config(), ACTIONS, 0, jax.devices("cpu")[0])
+        return jax.device_get(arrays["train_state"].params)
+
+    jax.tree.map(np.testing.assert_array_equal, first_params_with(1), first_params_with(2))
 
 
 def test_initialisation():
