@@ -17,9 +17,9 @@ from jaxrl_atari.networks import init_params, make_module
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
     """The arrays of a session before its first update: `train_state`, and `key`, from which all other keys derive.
 
-    They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal initialiser
-    calls LAPACK's QR, which rounds differently with another number of threads. That number may come from the
-    machine, from `OMP_NUM_THREADS` (which Ray sets), or from `OPENBLAS_NUM_THREADS`; here it is always one.
+    They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal
+    initialiser calls LAPACK's QR, which rounds differently with another number of threads. That number depends on
+    the machine, on `OMP_NUM_THREADS` (which Ray sets) and on `OPENBLAS_NUM_THREADS`. Here it is always one.
 
     Args:
         num_actions: of the game.

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, Protocol
 INSTALL = "pip install numpy 'ale-py[vector]'"
 
 if __name__ == "__main__":
-    # One observation is too little work for several threads: on a busy machine they wait for each other, and a game
-    # takes ten times as long. NumPy reads this when it is imported.
+    # One observation is too little work for several threads: on a busy machine they wait for each other, and a
+    # game takes ten times as long. NumPy reads this when it is imported.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 try:
