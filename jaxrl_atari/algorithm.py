@@ -149,7 +149,7 @@ def update(
     check_extra(state.extra, prepared.extra)
     check_samples(samples, rollout)
     check_metrics(rollout_metrics, OWN_METRICS)
-    rollout_metrics = jax.tree.map(as_float, rollout_metrics)
+    rollout_metrics = mean_over_devices(jax.tree.map(as_float, rollout_metrics), shard)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
@@ -184,7 +184,7 @@ def update(
 
 
 def mean_over_devices(tree: Any, shard: Shard) -> Any:
-    """The mean over devices of gradients and metrics: those of the whole minibatch.
+    """The mean over devices: of gradients and metrics, those of the whole minibatch or rollout.
 
     Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same sum. So a
     device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term without samples has

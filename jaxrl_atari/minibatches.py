@@ -79,12 +79,13 @@ class Mean:
     sum_over_devices: Callable[[Any], Any] = flax.struct.field(
         pytree_node=False, default=ONE_DEVICE.sum_over_devices
     )
+    devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)  # that share the samples
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
         """The mean with these weights, float32 of any shape."""
         total = jnp.maximum(shard.sum_over_devices(jnp.sum(weight)), 1.0)
-        return cls(weight, total, shard.sum_over_devices)
+        return cls(weight, total, shard.sum_over_devices, shard.count)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
@@ -211,21 +212,20 @@ def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Ob
     return Observation(stacks, first, jax.tree.map(lambda x: x[envs], rollout.carry))
 
 
-def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, max_samples: int) -> Outputs:
+def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig) -> Outputs:
     """The outputs of the network for every step of a rollout and for step T, the first one of the next rollout.
 
-    The parameters need not be those that acted.
+    The parameters need not be those that acted. To bound the memory, a device computes no more samples at a time
+    than it has in a minibatch, but at least the T + 1 of one environment. This changes no result beyond rounding.
 
     Args:
-        max_samples: the largest number of samples that a device computes at a time, such as
-            `config.minibatch_size`; but at least the T + 1 of one environment. It bounds the memory and changes
-            no result beyond rounding.
+        mean: that of the rollout, as `prepare` gets it.
 
     Returns:
         Outputs [T + 1, B, ...] without a carry.
     """
     steps, num_envs = rollout.age.shape  # T + 1
-    most = max(1, max_samples // steps)
+    most = max(1, config.minibatch_size // mean.devices // steps)
     width = max(n for n in range(1, min(most, num_envs) + 1) if num_envs % n == 0)  # environments at a time
     envs = jnp.arange(num_envs).reshape(-1, width)
 

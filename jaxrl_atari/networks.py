@@ -315,17 +315,18 @@ def apply_module(module: nn.Module, params: Any, observation: Observation) -> Ou
         returned: Any = module.apply({"params": params}, *_inputs(module, observation))
     except flax.errors.InvalidRngError as error:
         raise ConfigError("network", type(module).__name__, PARAMETERS_ALONE, f"flax says: {error}") from error
-    return check_outputs(module, returned, observation.stacks.shape[0])
+    return check_outputs(module, returned, observation)
 
 
-def check_outputs(module: Any, returned: Any, samples: int) -> Outputs:
-    """What a network returned for N samples, as `Outputs`.
+def check_outputs(module: Any, returned: Any, observation: Observation) -> Outputs:
+    """What a network returned for an observation, as `Outputs`.
 
     Raises:
-        ConfigError: it is neither `Outputs` nor a pair, a shape is wrong, or there is a carry though the network
-            has no memory.
+        ConfigError: it is neither `Outputs` nor a pair, a shape is wrong, or the carry has another form than that
+            of the observation.
     """
     name = type(module).__name__
+    samples = observation.stacks.shape[0]
     if not isinstance(returned, Outputs):
         pair = isinstance(returned, tuple) and len(returned) == 2
         got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
@@ -338,9 +339,18 @@ def check_outputs(module: Any, returned: Any, samples: int) -> Outputs:
         hint = ", such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
         expected = f"{field} of shape {_text(shape)}{hint}"
         require(got == shape, "network", name, expected, f"its shape is {_text(got)}")
-    expected = "no carry: a network with a memory has a method initial_carry"
-    require(_has_memory(module) or not is_recurrent(returned.carry), "network", name, expected)
+    if _has_memory(module):
+        given, got = (jax.tree.map(_form, carry) for carry in (observation.carry, returned.carry))
+        require(got == given, "network", name, f"a carry of the form that it is given, {given}", f"it is {got}")
+    else:
+        expected = "no carry: a network with a memory has a method initial_carry"
+        require(not is_recurrent(returned.carry), "network", name, expected)
     return returned
+
+
+def _form(x: jax.Array) -> str:
+    """Type and shape of an array, such as `float32[16, 256]`."""
+    return f"{jnp.result_type(x)}{_text(jnp.shape(x))}"
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -23,7 +23,7 @@ from jaxrl_atari.devices import place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
-from jaxrl_atari.minibatches import Mean, observe
+from jaxrl_atari.minibatches import Mean, Shard, observe
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
@@ -210,6 +210,30 @@ def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update
         state, _ = step(state, rollout, config, parallel.replicate(jax.random.fold_in(KEY, number)))
         drawn.append([float(parallel.local_part(state.extra, device)) for device in (0, 1)])
     assert drawn[0][0] == drawn[0][1] != drawn[1][0] == drawn[1][1]
+
+
+def test_vtrace_computes_part_of_a_minibatch_at_a_time_on_each_device():
+    params, network = make(FeedForward, Corridor.num_actions)
+    sizes = []
+
+    def apply(params, observation):
+        sizes.append(len(observation.stacks))
+        return network.apply(params, observation)
+
+    algorithm, bounds = find_algorithm("vtrace"), {}
+    config = dataclasses.replace(
+        CONFIG, minibatch_size=ENVS * (LENGTH + 1), epochs=1, coefficients=algorithm.coefficients
+    )
+    rollout = collected(network, params)
+    for devices in (1, 2):
+        sizes.clear()
+        mean = Mean.over(rollout.weight, Shard(0, devices))
+        state = init_train_state(params, config, algorithm, KEY)
+        jax.eval_shape(
+            partial(algorithm.prepare, apply=apply, config=config), state, rollout=rollout, mean=mean, key=KEY
+        )
+        bounds[devices] = max(sizes)
+    assert bounds == {1: config.minibatch_size, 2: config.minibatch_size // 2}
 
 
 def test_a_lambda_of_the_game_is_no_number_of_an_update():
@@ -419,9 +443,15 @@ def idea(params, apply, batch, config):
     }
 
 
+def prepare_with_a_plain_mean(state, apply, rollout, *arguments):
+    """A metric of `jnp.mean` sees the part of one device."""
+    state, samples, metrics = PPO.prepare(state, apply, rollout, *arguments)
+    return state, samples, metrics | {"value": jnp.mean(rollout.value)}
+
+
 def test_one_device_and_two_compute_the_same_loss():
     """A rounding apart: what is drawn differs from device to device, and is averaged."""
-    algorithm = PPO._replace(loss=idea)
+    algorithm = PPO._replace(loss=idea, prepare=prepare_with_a_plain_mean)
     params, network = make(FeedForward, Corridor.num_actions)
     halves = [collected(network, params, ENVS // 2, seed) for seed in (0, 1)]
     whole = jax.tree.map(lambda *x: jnp.concatenate(x, axis=min(1, x[0].ndim - 1)), *halves)
@@ -437,7 +467,7 @@ def test_one_device_and_two_compute_the_same_loss():
         )
     (one, one_metrics), (two, two_metrics) = jax.device_get(found)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-3, atol=2e-5), one.params, two.params)
-    assert one_metrics.keys() == two_metrics.keys() > {"z_loss", "penalty"}
+    assert one_metrics.keys() == two_metrics.keys() > {"z_loss", "penalty", "value"}
     for name in one_metrics.keys() - {"drawn"}:
         np.testing.assert_allclose(one_metrics[name], two_metrics[name], rtol=1e-4, atol=1e-6, err_msg=name)
     moved = optax.tree.norm(optax.tree.sub(one.params, params))

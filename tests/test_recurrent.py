@@ -1,5 +1,6 @@
 """A recurrent network: what is learned is what was played, and it learns what frames alone do not tell."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -13,7 +14,7 @@ from jaxrl_atari.algorithm import init_train_state, update
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.minibatches import apply_to_rollout, draw_minibatches, observe
+from jaxrl_atari.minibatches import Mean, apply_to_rollout, draw_minibatches, observe
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.rollout import EnvGroup, collect
 
@@ -56,7 +57,8 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
             assert len(set(np.asarray(index) % num_envs)) == 2  # whole environments
         assert max(errors) > 1e-3  # without the starts of games, it would be another policy
         for size in (1, 2 * length, 10 * length):
-            recomputed = apply_to_rollout(params, network.apply, rollout, size)
+            bound = dataclasses.replace(config, minibatch_size=size)
+            recomputed = apply_to_rollout(params, network.apply, rollout, Mean.over(rollout.weight), bound)
             np.testing.assert_allclose(recomputed.value[:-1], rollout.value, atol=1e-5)
             np.testing.assert_allclose(recomputed.value[-1], rollout.bootstrap_value, atol=1e-5)
 

@@ -59,7 +59,7 @@ def prepare(
 
     Without overlap, and with `max_rho` of at least 1, the metric `mean_rho` is 1 up to rounding.
     """
-    outputs = apply_to_rollout(state.params, apply, rollout, config.minibatch_size)
+    outputs = apply_to_rollout(state.params, apply, rollout, mean, config)
     ratio = jnp.exp(log_prob_of(outputs.logits[:-1], rollout.action) - rollout.log_prob)
     rho = jnp.minimum(ratio, config.coefficients["max_rho"])
     assert config.gae_lambda is not None  # `update` has checked it
