@@ -22,7 +22,7 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, RuleSwitch, one_word
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
-"""Marks the options that `algorithm.update` takes as numbers. Every other option of PPO is compiled in."""
+"""Marks the options that `update.update` takes as numbers. Every other option of PPO is compiled in."""
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.algorithm import Shard
 from jaxrl_atari.keys import key_of_data
-from jaxrl_atari.minibatches import Shard
 
 AXIS = "devices"
 
@@ -23,7 +23,7 @@ class DataParallel:
     data on the devices in this form, and `local_part` takes out what lies on one of them.
 
     JAX calls `pmap` the old way. To replace it by `jit(shard_map)` would change the leading axis (in this class
-    alone), how a key gets to the devices (`compile`), and the mean of gradients (`algorithm.mean_over_devices`).
+    alone), how a key gets to the devices (`compile`), and the mean of gradients (`update.mean_over_devices`).
     """
 
     def __init__(self, devices: Sequence[jax.Device]):

@@ -1,4 +1,4 @@
-"""Dialects of PPO: the settings with which `algorithm.update` computes the update of another implementation.
+"""Dialects of PPO: the settings with which `update.update` computes the update of another implementation.
 
 `tests/test_originals.py` compares CleanRL's scripts and stable-baselines3 with this package on one rollout.
 `slm_lab` and `paper` were read, not run. `configs/dialects/` has a config file for each dialect, whose header

@@ -6,7 +6,7 @@
     fold_in(key, ALGORITHM_STREAM)          what `Algorithm.init` draws
     fold_in(key, EVALUATION_STREAM)         of an evaluation, its actions
 
-The key to act is folded with the step and the environment (`rollout.py`); `algorithm.update` lists the streams of
+The key to act is folded with the step and the environment (`rollout.py`); `update.update` lists the streams of
 the key to learn. Seeds of games come from NumPy (`envs/__init__.py`).
 """
 

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_atari.algorithm import Algorithm, TrainState, find_algorithm, update
+from jaxrl_atari.algorithm import Algorithm, Rollout, TrainState, find_algorithm
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
-from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Network, Networks
+from jaxrl_atari.update import update
 
 ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
@@ -158,7 +158,7 @@ class OverlappedLearner(Learner):
 
 @lru_cache(maxsize=8)
 def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> Callable:
-    """`algorithm.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
+    """`update.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
 
     The sessions of a process share it, so that it is compiled once.
     """

@@ -1,116 +1,21 @@
-"""A rollout and its minibatches: which samples each minibatch draws, what the network saw in them, and
-means over them.
+"""The minibatches of a rollout: which samples each one draws, and what the network saw in them.
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment, numbered `t * B + b`. On
-several devices each one holds some of the environments (`Shard`), and a `Mean` is that over all of them.
+several devices each one holds some of the environments (`algorithm.Shard`).
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import chex
-import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxrl_atari.algorithm import ONE_DEVICE, Mean, Rollout, Shard
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.frames import gather_stacks
 from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
-
-
-class Rollout(NamedTuple):
-    """T steps of B environments.
-
-    Each frame is stored once: step t saw the stack that ends at `frames[t + 3]` (`frames.py`). A step of
-    weight 0 is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
-    """
-
-    frames: jax.Array  # uint8 [T + 4, B, *frame]: the last is the newest frame of step T, for the bootstrap value
-    age: jax.Array  # int32 [T + 1, B]: earlier frames of the same game, at most 3; the last is that of step T
-    action: jax.Array  # int32 [T, B]
-    log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
-    value: jax.Array  # float32 [T, B]: V_old
-    reward: jax.Array  # float32 [T, B]: clipped to [-1, 1], unless env.clip_rewards is false
-    terminated: jax.Array  # bool [T, B]: the game was lost, or a life (env.life_loss_terminal): no value beyond
-    truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
-    weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step (1 with `learn_from_auto_resets`)
-    bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
-    carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
-
-
-class Minibatch(NamedTuple):
-    """What the loss of one gradient step may use: N samples, on each device its part of them."""
-
-    observation: Observation  # change its pictures through `frames.map_images`
-    samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
-    mean: "Mean"  # the mean over the minibatch
-    key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device
-    extra: Any = ()  # `TrainState.extra`, as `prepare` returned it
-
-
-# --- Means over devices ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One device's part of data that is spread over several devices; by default, all of the data."""
-
-    index: jax.typing.ArrayLike = 0  # number of this device
-    count: int = 1  # of devices
-    sum_over_devices: Callable[[Any], Any] = lambda tree: tree  # tree of arrays -> its sum over all devices
-
-
-ONE_DEVICE = Shard()
-
-
-@flax.struct.dataclass
-class Mean:
-    """The mean over the samples that count, on all devices: `mean(x)`, for x of the shape of `weight`.
-
-    Auto-reset steps do not count, unless `ppo.learn_from_auto_resets`. Where no sample counts, the mean is 0.
-    """
-
-    weight: jax.Array  # 1, or 0 where a sample does not count
-    total: jax.Array  # sum of the weights on all devices, at least 1
-    sum_over_devices: Callable[[Any], Any] = flax.struct.field(
-        pytree_node=False, default=ONE_DEVICE.sum_over_devices
-    )
-    devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)  # that share the samples
-
-    @classmethod
-    def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
-        """The mean with these weights, float32 of any shape."""
-        total = jnp.maximum(shard.sum_over_devices(jnp.sum(weight)), 1.0)
-        return cls(weight, total, shard.sum_over_devices, shard.count)
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """The mean of x, of the shape of `weight` -> []."""
-        # The weights are divided here, and the sums in `moments`: an accident, kept because the order of the
-        # divisions decides the last bits of every run.
-        chex.assert_equal_shape([x, self.weight])
-        return self.sum_over_devices(jnp.sum(self.weight / self.total * x))
-
-    def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Mean and variance of x, of the shape of `weight` -> [] and []."""
-        mean = self.sum_over_devices(jnp.sum(self.weight * x)) / self.total
-        return mean, self.sum_over_devices(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
-
-    def normalize(self, x: jax.Array, unbiased: bool = False) -> jax.Array:
-        """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
-
-        Args:
-            x: of the shape of `weight`.
-            unbiased: std = sqrt(sum((x - mean)^2) / (N - 1)) instead of / N, as `torch.Tensor.std` has it.
-        """
-        mean, variance = self.moments(x)
-        if unbiased:
-            variance = variance * (self.total / jnp.maximum(self.total - 1.0, 1.0))
-        return (x - mean) / (jnp.sqrt(variance) + 1e-8)
-
 
 # --- Which samples -----------------------------------------------------------------------------------------------
 

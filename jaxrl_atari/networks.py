@@ -340,7 +340,7 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
         expected = f"{field} of shape {_text(shape)}{hint}"
         require(got == shape, "network", name, expected, f"its shape is {_text(got)}")
     if _has_memory(module):
-        given, got = (jax.tree.map(_form, carry) for carry in (observation.carry, returned.carry))
+        given, got = (jax.tree.map(form_of, carry) for carry in (observation.carry, returned.carry))
         require(got == given, "network", name, f"a carry of the form that it is given, {given}", f"it is {got}")
     else:
         expected = "no carry: a network with a memory has a method initial_carry"
@@ -348,7 +348,7 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
     return returned
 
 
-def _form(x: jax.Array) -> str:
+def form_of(x: jax.typing.ArrayLike) -> str:
     """Type and shape of an array, such as `float32[16, 256]`."""
     return f"{jnp.result_type(x)}{_text(jnp.shape(x))}"
 

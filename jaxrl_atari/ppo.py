@@ -1,8 +1,8 @@
 """Proximal policy optimisation: its equations as pure functions, and its record, `PPO`.
 
-Read `Rollout` and `Minibatch` first, which are its data (the top of `minibatches.py`). Then this file: the targets
-(`gae`, `ppo_prepare`), the loss of one minibatch (`ppo_loss_of_outputs`), and the optimiser. Then `update` in
-`algorithm.py`, which runs them over all minibatches of a rollout. Axes are [T, B]: T steps of B environments.
+Read `algorithm.py` first, which has its data. Then this file: the targets (`gae`, `ppo_prepare`), the loss of one
+minibatch (`ppo_loss_of_outputs`), and the optimiser. Then `update.py`, which runs them over all minibatches of a
+rollout. Axes are [T, B]: T steps of B environments.
 
 Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
@@ -15,10 +15,9 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxrl_atari.algorithm import Algorithm, Metrics, TrainState
+from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply, Outputs
 
 

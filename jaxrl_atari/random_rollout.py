@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.frames import STACK, next_age
-from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Network
 
 

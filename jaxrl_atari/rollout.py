@@ -48,6 +48,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.categorical import sample_action
 from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
@@ -56,7 +57,6 @@ from jaxrl_atari.envs.record import GamesInProgress, Segment
 from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
-from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Network, Observation
 
 # --- The loop ----------------------------------------------------------------------------------------------------

@@ -8,10 +8,11 @@ import jax
 import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
 from threadpoolctl import threadpool_limits
 
-from jaxrl_atari.algorithm import Algorithm, find_algorithm, init_train_state, resolved_options
+from jaxrl_atari.algorithm import Algorithm, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.networks import init_params, make_module
+from jaxrl_atari.update import init_train_state
 
 
 def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:

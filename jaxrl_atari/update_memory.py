@@ -9,15 +9,15 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_atari.algorithm import TrainState, find_algorithm, init_train_state, resolved_options, update
+from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
-from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import init_params, make_module
 from jaxrl_atari.random_rollout import random_rollout
+from jaxrl_atari.update import init_train_state, update
 
 ACTIONS = 18
 """The full action set: no ALE game has more actions."""

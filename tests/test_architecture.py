@@ -19,8 +19,8 @@ ORDER = [
     "device_report", "update_memory", "random_rollout",
     "session", "schedules", "provenance", "evaluate", "report", "session_games", "groups", "rollout",
     "learner", "session_arrays", "runs", "devices", "data_parallel", "config_checks",
-    "algorithms", "ppo", "algorithm", "categorical", "minibatches", "network_forms", "fast", "networks", "frames",
-    "layers",
+    "algorithms", "ppo", "update", "algorithm_checks", "minibatches", "algorithm", "categorical", "network_forms",
+    "fast", "networks", "frames", "layers",
     "hardware", "cli", "dialects", "traced_options", "config_dicts", "config", "option_forms", "envs", "imports",
     "output", "registry", "keys", "checks", "errors",
 ]  # fmt: skip
@@ -137,6 +137,8 @@ def test_who_imports(package, rooms):
     [
         "ppo",
         "algorithm",
+        "algorithm_checks",
+        "update",
         "categorical",
         "minibatches",
         "networks",
@@ -150,8 +152,8 @@ def test_the_algorithm_does_no_input_or_output(module):
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     rooms = {room(name) for name in arrows()[module]}
     assert rooms <= {
-        "algorithm", "categorical", "config", "envs", "errors", "frames", "layers", "minibatches", "networks",
-        "ppo", "registry", "traced_options",
+        "algorithm", "algorithm_checks", "categorical", "config", "envs", "errors", "frames", "layers",
+        "minibatches", "networks", "ppo", "registry", "traced_options",
     }  # fmt: skip
     outer = {name.split(".")[0] for name in imports(path)} - {"jaxrl_atari"}
     standard = {"collections", "contextlib", "contextvars", "dataclasses", "functools", "math", "typing"}

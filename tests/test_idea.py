@@ -15,10 +15,9 @@ import pytest
 from small_networks import FeedForward, make
 from user_commands import ROOT, user_environment
 
-from jaxrl_atari.algorithm import find_algorithm, resolved_options
+from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.config_dicts import set_fields
-from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, Samples
 from jaxrl_atari.registry import ALGORITHMS

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from fake_pools import Corridor
 
-from jaxrl_atari.algorithm import init_train_state, update
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
@@ -20,6 +19,7 @@ from jaxrl_atari.ppo import PPO
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import run_session
+from jaxrl_atari.update import init_train_state, update
 
 
 def test_learns_to_walk_to_the_lamp():

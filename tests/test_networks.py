@@ -12,6 +12,7 @@ from jax import lax
 from threadpoolctl import threadpool_limits
 
 from jaxrl_atari import networks
+from jaxrl_atari.algorithm import Mean, Minibatch
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import ConfigError
@@ -26,7 +27,6 @@ from jaxrl_atari.frames import (
     map_images,
 )
 from jaxrl_atari.layers import Conv, in_chunks
-from jaxrl_atari.minibatches import Mean, Minibatch
 from jaxrl_atari.network_forms import make_network, make_networks
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM, Observation, apply_module, init_params, make_module
 from jaxrl_atari.ppo import Samples, ppo_loss

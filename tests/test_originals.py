@@ -1,7 +1,7 @@
 """Dialects against their originals: the same update on the same rollout, in float64.
 
 CleanRL's scripts and stable-baselines3 run unmodified, each in a process of its own (`originals/`), on a fixed
-rollout with lost and cut-off games, lives and clipped samples. `algorithm.update` with the settings of the dialect
+rollout with lost and cut-off games, lives and clipped samples. `update.update` with the settings of the dialect
 computes the update of that rollout with the original's minibatches. The packages that this needs, which `.ci/run`
 installs:
 
@@ -30,12 +30,14 @@ import optax
 import pytest
 from originals import rollouts
 
-from jaxrl_atari import algorithm, ppo
+from jaxrl_atari import ppo
+from jaxrl_atari import update as update_module
+from jaxrl_atari.algorithm import Mean, Minibatch, Rollout
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
 from jaxrl_atari.dialects import DIALECTS
 from jaxrl_atari.frames import BLOCKED, PLAIN
-from jaxrl_atari.minibatches import Mean, Minibatch, Rollout, draw_minibatches, observe
+from jaxrl_atari.minibatches import draw_minibatches, observe
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.networks import Observation, Outputs
 from jaxrl_atari.schedules import clip_epsilon, learning_rate
@@ -212,15 +214,15 @@ def ours(name, as_torch=True, steps=None, draw=None, **flipped):
     """
     with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
         order = minibatches(name) if draw is None else shuffled(name, draw)
-        patch.setattr(algorithm, "draw_minibatches", lambda *_: jnp.asarray(order[:steps]))
+        patch.setattr(update_module, "draw_minibatches", lambda *_: jnp.asarray(order[:steps]))
         if as_torch and ORIGINALS[name].adds_to_the_norm:
             patch.setattr(optax, "clip_by_global_norm", clip_as_torch)
         config = options(name, **flipped)
-        state = algorithm.init_train_state(
+        state = update_module.init_train_state(
             jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)
         )
         update = jax.jit(
-            lambda *arguments: algorithm.update(*arguments, apply=apply_in_float64, algorithm=ppo.PPO)
+            lambda *arguments: update_module.update(*arguments, apply=apply_in_float64, algorithm=ppo.PPO)
         )
         state, metrics = update(state, shared_rollout(name), config, jax.random.key(0))
         return jax.device_get((state.params, metrics))
@@ -229,8 +231,8 @@ def ours(name, as_torch=True, steps=None, draw=None, **flipped):
 def first_minibatch(name, rollout, **flipped):
     """Options and `Minibatch` of the first gradient step."""
     config = options(name, **flipped)
-    rollout = algorithm.with_conventions(rollout, config)
-    state = algorithm.init_train_state(
+    rollout = update_module.with_conventions(rollout, config)
+    state = update_module.init_train_state(
         jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)
     )
     _, samples, _ = ppo.ppo_prepare(state, None, rollout, Mean.over(rollout.weight), config, jax.random.key(0))

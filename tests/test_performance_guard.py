@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from jaxrl_atari import rollout
-from jaxrl_atari.algorithm import init_train_state, update
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
 from jaxrl_atari.learner import compiled_update
@@ -22,6 +21,7 @@ from jaxrl_atari.networks import Observation, empty_observation, init_params, ma
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.session import open_session, place_session, train
+from jaxrl_atari.update import init_train_state, update
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
 COMPILED = "/jax/core/compile/backend_compile_duration"

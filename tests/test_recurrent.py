@@ -10,13 +10,14 @@ import pytest
 from fake_pools import FakePool, NoisePool
 from small_networks import FeedForward, Recurrent, make
 
-from jaxrl_atari.algorithm import init_train_state, update
+from jaxrl_atari.algorithm import Mean
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.minibatches import Mean, apply_to_rollout, draw_minibatches, observe
+from jaxrl_atari.minibatches import apply_to_rollout, draw_minibatches, observe
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.rollout import EnvGroup, collect
+from jaxrl_atari.update import init_train_state, update
 
 
 def perturbed(params):

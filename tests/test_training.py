@@ -14,12 +14,12 @@ from small_networks import FeedForward, make
 from small_training import Lines, change
 
 from jaxrl_atari import groups, ppo, rollout, session
+from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.groups import num_groups
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.minibatches import Rollout
 from jaxrl_atari.networks import Networks
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import open_session, place_session, train

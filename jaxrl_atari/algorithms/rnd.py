@@ -29,11 +29,10 @@ import jax
 import jax.numpy as jnp
 from flax.core import FrozenDict
 
-from jaxrl_atari.algorithm import Metrics, TrainState
+from jaxrl_atari.algorithm import Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.frames import STACK, as_images
-from jaxrl_atari.minibatches import Mean, Minibatch, Rollout
 from jaxrl_atari.networks import Apply
 from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_prepare
 

@@ -1,0 +1,111 @@
+"""What the functions of an algorithm return is checked while JAX traces them: each mistake is a one-line error."""
+
+from collections.abc import Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import optax.contrib
+
+from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.networks import Apply, form_of
+
+OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
+"""Metrics of `update` itself, which no algorithm may return under these names."""
+
+
+def checked(algorithm: Algorithm) -> Algorithm:
+    """The same algorithm, whose `prepare` and `loss` check what they return, and return metrics as floats.
+
+    They raise `ConfigError` if a metric is not a single number or has a name of `OWN_METRICS`; if a sample is no
+    array [T, B, ...]; or if `prepare` returns a state of another form.
+    """
+
+    def prepare(
+        state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
+    ) -> tuple[TrainState, Any, Metrics]:
+        prepared, samples, metrics = algorithm.prepare(state, apply, rollout, mean, config, key)
+        check_state(state, prepared)
+        check_samples(samples, rollout)
+        return prepared, samples, as_floats(metrics)
+
+    def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
+        loss, metrics = algorithm.loss(params, apply, batch, config)
+        return loss, as_floats(metrics)
+
+    return algorithm._replace(prepare=prepare, loss=loss)
+
+
+def check_state(before: TrainState, after: TrainState) -> None:
+    """Raises `ConfigError` if an array of the state has another shape or type, or another place: no checkpoint of
+    `before` could be restored."""
+
+    def forms(state: TrainState) -> dict[str, str]:
+        """Path -> form, such as `extra['mean']` -> `float32[64]`."""
+        leaves = jax.tree_util.tree_leaves_with_path(state)
+        return {jax.tree_util.keystr(path).removeprefix("."): form_of(x) for path, x in leaves}
+
+    old, new = forms(before), forms(after)
+    for path in old | new:
+        got, expected = new.get(path, "nothing"), old.get(path, "nothing")
+        require(got == expected, f"{path} of prepare", got, f"{expected}, as in the state before")
+    structures = jax.tree.structure(after), jax.tree.structure(before)
+    require(structures[0] == structures[1], "state of prepare", structures[0], f"the structure {structures[1]}")
+
+
+def check_samples(samples: Any, rollout: Rollout) -> None:
+    """Raises `ConfigError` if a leaf of the samples is no array [T, B, ...]."""
+    steps = rollout.action.shape
+    expected = f"arrays of shape [{steps[0]}, {steps[1]}, ...]"
+    for leaf in jax.tree.leaves(samples):
+        shape = jnp.shape(leaf)
+        require(shape[:2] == steps, "samples of prepare", list(shape), expected)
+
+
+def as_floats(metrics: Metrics) -> Metrics:
+    """The metrics of one function, whole numbers and truth values as float32.
+
+    Raises:
+        ConfigError: one of them is not a single number, or has a name of `OWN_METRICS`.
+    """
+    for name, value in metrics.items():
+        expected = "a single number, such as batch.mean(x)"
+        is_one = jax.tree.structure(value) == jax.tree.structure(0)
+        require(is_one, "metric", name, expected, f"it is {value!r}")
+        shape = jnp.shape(value)
+        require(shape == (), "metric", name, expected, f"its shape is {shape}")
+    check_names(metrics.keys(), OWN_METRICS)
+    return {name: value if is_float(value) else jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+
+
+def is_float(x: jax.typing.ArrayLike) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def check_names(names: Set[str], taken: Set[str]) -> None:
+    """Raises `ConfigError` if a metric has a name that another metric of the update has already."""
+    for name in sorted(names & taken):
+        raise ConfigError("metric", name, "another name: the update already has a metric of this name")
+
+
+UNFIT = {
+    (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState): (
+        "an optimiser without inject_hyperparams, which keeps the rate of the first update:"
+        " optimizer(config) is called in every update, and config.learning_rate is the rate of that update"
+    ),
+    (optax.contrib.ScheduleFreeState,): (
+        "an optimiser that trains the parameters with which the policy acts; schedule_free trains others"
+    ),
+}
+"""Optimisers of optax that would train wrongly without an error: types of their states -> what is expected."""
+
+
+def check_optimizer_state(opt_state: optax.OptState) -> None:
+    """Raises `ConfigError` if the state, or a part of it, is that of an optimiser in `UNFIT`."""
+    for types, expected in UNFIT.items():
+        parts = jax.tree.leaves(opt_state, is_leaf=lambda part, types=types: isinstance(part, types))
+        for part in parts:
+            require(not isinstance(part, types), "optimizer", type(part).__name__, expected)

@@ -1,0 +1,189 @@
+"""The update: all minibatches of a rollout, with the functions of an `Algorithm`.
+
+`update` calls `prepare`, `loss` and `optimizer`; `init_train_state` calls `init` before the first update.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+
+from jaxrl_atari import traced_options  # noqa: F401  makes PPOConfig a pytree, which `jit` takes
+from jaxrl_atari.algorithm import ONE_DEVICE, Algorithm, Mean, Metrics, Minibatch, Rollout, Shard, TrainState
+from jaxrl_atari.algorithm_checks import check_names, check_optimizer_state, checked
+from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import require
+from jaxrl_atari.minibatches import draw_minibatches, observe
+from jaxrl_atari.networks import Apply
+
+
+def init_train_state(params: Any, config: PPOConfig, algorithm: Algorithm, key: jax.Array) -> TrainState:
+    """The state before the first update.
+
+    Args:
+        params: parameters of the network.
+        key: for what `algorithm.init` draws.
+
+    Raises:
+        ConfigError: the optimiser is one that would train wrongly without an error.
+    """
+    params, extra = algorithm.init(params, key)
+    opt_state = algorithm.optimizer(config).init(params)
+    check_optimizer_state(opt_state)
+    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra)
+
+
+def update(
+    state: TrainState,
+    rollout: Rollout,
+    config: PPOConfig,
+    key: jax.Array,
+    *,
+    apply: Apply,
+    algorithm: Algorithm,
+    shard: Shard = ONE_DEVICE,
+) -> tuple[TrainState, Metrics]:
+    """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
+
+    On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the
+    whole minibatch or rollout. So a loss is written as for one device, and the result does not depend on the
+    split, beyond rounding and except for what an algorithm draws.
+
+    Args:
+        config: as `schedules.current_options` returns it: scheduled options have their values of this update.
+        key: for the minibatches, and for what the algorithm draws; the same on all devices.
+        apply: the network.
+        shard: this device's part of the rollout.
+
+    Returns:
+        The new state, and metrics. Means over the gradient steps taken: those that the loss returned, `loss`
+        itself, and `gradient_norm`, the global norm before the optimiser clips it. Then those of `prepare`. With
+        `config.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
+
+    Raises:
+        ConfigError: `config.gae_lambda` is None, the lambda of a game that an update does not know; or a function
+            of the algorithm returned what `algorithm_checks.py` refuses; or `config.target_kl` is set, and the
+            loss returns no `approx_kl`.
+        TypeError: the loss is not a single number; JAX's message has its shape.
+    """
+    hint = "give an update resolved_options(config) in place of config.ppo"
+    require(config.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
+    # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
+    # loss, and `epochs + 1` for `prepare`.
+    indices = draw_minibatches(key, rollout, config, shard)
+    loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)
+    prepare_key = jax.random.fold_in(key, config.epochs + 1)
+    algorithm = checked(algorithm)
+    optimizer = algorithm.optimizer(config)
+    rollout = with_conventions(rollout, config)
+    mean = Mean.over(rollout.weight, shard)
+    prepared, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    rollout_metrics = mean_over_devices(rollout_metrics, shard)
+    # [T, B, ...] -> [T * B, ...]
+    flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
+
+    def step(before: TrainState, index: jax.Array) -> tuple[TrainState, Metrics]:
+        """One gradient step on the samples `index`, [N]."""
+        batch_samples, weight = jax.tree.map(lambda x: x[index], (flat_samples, flat_weight))
+        batch = Minibatch(
+            observation=observe(rollout, index),
+            samples=batch_samples,
+            mean=Mean.over(weight, shard),
+            key=jax.random.fold_in(loss_key, before.optimizer_steps),
+            extra=before.extra,
+        )
+        value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
+        (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, config)
+        gradients, metrics = mean_over_devices((gradients, metrics | {"loss": loss}), shard)
+        updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
+        params = optax.apply_updates(before.params, updates)
+        after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
+        return after, metrics | {"gradient_norm": optax.tree.norm(gradients)}
+
+    if config.target_kl is None:
+        trained, metrics = lax.scan(step, prepared, indices)
+        metrics = jax.tree.map(jnp.mean, metrics)
+    else:
+        by_epoch = indices.reshape(config.epochs, -1, indices.shape[-1])
+        trained, metrics = scan_epochs(step, prepared, by_epoch, config.target_kl)
+    check_names(rollout_metrics.keys(), metrics.keys())
+    return trained, metrics | rollout_metrics
+
+
+def mean_over_devices(tree: Any, shard: Shard) -> Any:
+    """The mean over devices: of gradients and metrics, those of the whole minibatch or rollout.
+
+    Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same sum. So a
+    device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term without samples has
+    its whole gradient on each device: the mean over devices is right for both. This holds under `pmap`;
+    `shard_map` with `check_vma` transposes such a sum otherwise.
+    """
+    if shard.count == 1:
+        return tree
+    return jax.tree.map(lambda x: x / shard.count, shard.sum_over_devices(tree))
+
+
+class Epochs(NamedTuple):
+    """The carry of `scan_epochs`."""
+
+    taken: jax.Array  # int32 []: epochs so far
+    state: TrainState
+    total: Metrics  # sum of the epochs' metrics
+    approx_kl: jax.Array  # float32 []: mean of the newest epoch
+
+
+def scan_epochs(
+    step: Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]],
+    state: TrainState,
+    indices: jax.Array,
+    target_kl: float,
+) -> tuple[TrainState, Metrics]:
+    """Scans `step` over one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
+
+    Args:
+        step: state, int32 [N] -> state, metrics.
+        indices: int32 [epochs, steps, N], the minibatches of each epoch.
+
+    Returns:
+        The new state and the metrics: means over the steps taken, and `skipped_steps`.
+
+    Raises:
+        ConfigError: the metrics have no `approx_kl`.
+    """
+    num_epochs, steps, _ = indices.shape
+    _, shapes = jax.eval_shape(step, state, indices[0, 0])
+    expected = "None: the loss of this algorithm returns no approx_kl"
+    require("approx_kl" in shapes, "ppo.target_kl", target_kl, expected)
+
+    def run_epoch(carry: Epochs) -> Epochs:
+        trained, metrics = lax.scan(step, carry.state, indices[carry.taken])
+        means = jax.tree.map(jnp.mean, metrics)
+        total = jax.tree.map(jnp.add, carry.total, means)
+        return Epochs(carry.taken + 1, trained, total, means["approx_kl"])
+
+    def goes_on(carry: Epochs) -> jax.Array:
+        exceeded = carry.approx_kl > target_kl  # false for a NaN, at which the log ends the training
+        return (carry.taken < num_epochs) & ~exceeded
+
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    start = Epochs(jnp.zeros((), jnp.int32), state, zeros, zeros["approx_kl"])
+    end = lax.while_loop(goes_on, run_epoch, start)
+    skipped = (num_epochs - end.taken) * steps
+    metrics = jax.tree.map(lambda x: x / end.taken, end.total)
+    return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}
+
+
+def with_conventions(rollout: Rollout, config: PPOConfig) -> Rollout:
+    """The rollout with the conventions of other implementations, where the config asks for them.
+
+    truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
+    learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)
+    """
+    if config.truncation_is_terminal:
+        rollout = rollout._replace(terminated=rollout.terminated | rollout.truncated)
+    if config.learn_from_auto_resets:
+        rollout = rollout._replace(weight=jnp.ones_like(rollout.weight))
+    return rollout
