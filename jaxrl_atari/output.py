@@ -4,11 +4,14 @@ import contextlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Generator, Iterable, Mapping
 from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import track
+
+from jaxrl_atari.errors import correctable
 
 Item = TypeVar("Item")
 
@@ -44,6 +47,12 @@ def write(text: str, stream: TextIO | None = None) -> None:
 def say(line: str, stream: TextIO | None = None) -> None:
     """Prints a line; see `write`."""
     write(line + "\n", stream)
+
+
+def say_traceback(error: Exception) -> None:
+    """Prints the traceback of an error to stderr, if it is a bug: not if the user can correct it."""
+    if correctable(error) is None:
+        say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
 
 
 def say_changes(text: str, changed: Mapping[str, tuple[object, object]]) -> None:

@@ -220,6 +220,8 @@ def test_figures_that_cannot_be_saved_are_shown(tmp_path, capsys):
 
 def test_a_file_for_the_figures_is_checked_before_anything_is_measured(tmp_path):
     (tmp_path / "file").touch()
+    benchmark.check_options(benchmark.Options(json_file=tmp_path / "new" / "a.json"))
+    assert not (tmp_path / "new").exists()  # a check makes no folder
     for path, words in (
         (tmp_path, "expected the path of a file"),
         (tmp_path / "file" / "a.json", "choose another"),

@@ -10,6 +10,7 @@ import tempfile
 import textwrap
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +23,7 @@ from user_commands import one_error_line
 from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs import checkpoints
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
 from jaxrl_atari.runs.early_runs import complete_meta
@@ -359,6 +361,25 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_left_with_one_line(session,
         assert Checkpoints(Path(folder)).env_steps() == [10, 40, 50]
         for path in checkpoints.glob("removed_20/arrays"):
             path.chmod(0o755)
+
+
+def test_the_hook_of_failed_saves_is_taken_away_by_the_next_that_succeeds(tmp_path, monkeypatch):
+    reports = []
+    monkeypatch.setattr(sys, "unraisablehook", hook := reports.append)
+
+    def late_report():
+        sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
+
+    with monkeypatch.context() as disk:
+        disk.setattr(checkpoints, "_write", lambda *_: os.close(-1))
+        for _ in range(2):
+            with pytest.raises(UserError, match="could not be written"):
+                save(Checkpoints(tmp_path), 10, 1.0)
+    late_report()
+    sys.unraisablehook(other := SimpleNamespace(exc_value=RuntimeError("another")))
+    assert reports == [other]
+    save(Checkpoints(tmp_path), 10, 1.0)
+    assert sys.unraisablehook is hook
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

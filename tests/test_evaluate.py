@@ -4,6 +4,7 @@ says."""
 import csv
 import dataclasses
 import json
+import os
 import pickle
 import re
 import resource
@@ -589,6 +590,22 @@ def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert len(re.findall(r"^ +mean +[\d.]+", out, re.M)) == 3
     assert not list(own_run.rglob("evaluation*"))
+
+
+@pytest.mark.parametrize("locked", ["session_1", "."])
+def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_played(
+    own_run, capsys, monkeypatch, locked
+):
+    folder = own_run / locked
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    command = [str(own_run), *QUICK, "1", "--sessions", "all", "--checkpoint", "latest"]
+    with pytest.raises(UserError, match=f"^--video: {folder} cannot be written to; leave it out"):
+        main([*command, "--video"])
+    assert not list(own_run.rglob("evaluation*"))
+    main(command)
+    assert (
+        f"note: {folder} cannot be written to: the results there are shown, not saved" in capsys.readouterr().out
+    )
 
 
 IN_A_CALLBACK = """

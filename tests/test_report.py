@@ -353,14 +353,15 @@ def test_other_content_of_a_config_is_no_error(tmp_path, resumed):
     assert "Software" in Page(write_report(run_dir)).text
 
 
-def test_an_error_of_the_package_is_not_blamed_on_the_files(tmp_path, monkeypatch, caplog):
+def test_an_error_of_the_package_is_not_blamed_on_the_files(tmp_path, monkeypatch, capsys):
     run_dir = write_run(tmp_path / "run", [short(1.0)])
     monkeypatch.setattr(page, "trial_summary", lambda run: {}["score"])
     with pytest.raises(KeyError):
         write_report(run_dir)
-    with caplog.at_level("INFO"):
-        try_report(run_dir)  # the command that ends with it goes on
-    assert "KeyError: 'score'" in caplog.text
+    try_report(run_dir)  # the command that ends with it goes on
+    output = capsys.readouterr()
+    assert output.out.startswith("no report: KeyError: 'score'; python -m jaxrl_atari.report ")
+    assert output.err.startswith("Traceback (most recent call last):\n")
 
 
 # The command.
@@ -372,7 +373,9 @@ def test_the_command_writes_a_page_for_each_directory(tmp_path, capsys):
         main([str(run_dir), str(tmp_path / "nowhere")])
     assert capsys.readouterr().out.splitlines() == [str(run_dir / "report.html")]
     try_report(session_dir := run_dir / "session_0")  # at the end of another command, which does not fail for it
-    (line,) = capsys.readouterr().out.splitlines()
+    output = capsys.readouterr()
+    assert output.err == ""  # no traceback: it is no bug
+    (line,) = output.out.splitlines()
     assert line.startswith(f"no report: {session_dir}: not a run directory")
     assert line.endswith(f"; python -m jaxrl_atari.report {session_dir} tries again")
 

@@ -377,10 +377,22 @@ def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, cap
 
     config = change(TINY, evaluation={"every_env_steps": 64, "episodes": 1})
     run_session(config, session_dir, writers=[NoRoms()])
-    assert re.search(
-        r"evaluation at \d+ env steps failed: env\.game = 'Breakout': its ROM cannot", capsys.readouterr().out
-    )
+    output = capsys.readouterr()
+    assert re.search(r"evaluation at \d+ env steps failed: env\.game = 'Breakout': its ROM cannot", output.out)
+    assert "Traceback" not in output.err  # the user can correct it
     assert config.is_spent(latest_meta(session_dir)["env_steps"])
+
+
+def test_an_evaluation_that_fails_for_a_bug_shows_its_traceback(session_dir, monkeypatch, capsys):
+    def network_with_a_bug(*_, **__):
+        raise ZeroDivisionError("in a network of the user's own")
+
+    monkeypatch.setattr(during_training, "run_evaluation", network_with_a_bug)
+    config = change(TINY, evaluation={"every_env_steps": 64, "episodes": 1})
+    run_session(config, session_dir)
+    output = capsys.readouterr()
+    assert "env steps failed: ZeroDivisionError: in a network of the user's own" in output.out
+    assert "in network_with_a_bug\n" in output.err
 
 
 @pytest.mark.long

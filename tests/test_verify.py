@@ -11,13 +11,14 @@ import pytest
 from small_training import TINY, change, edit_meta, latest_meta, stop_before
 
 from jaxrl_atari import cli
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.runs.actions import cut_segments, read_actions, segments
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trials.trial import run_training
-from jaxrl_atari.verify import recompute
+from jaxrl_atari.verify import games, recompute
 from jaxrl_atari.verify.__main__ import main as verify
 
 pytestmark = pytest.mark.long
@@ -261,6 +262,19 @@ def test_a_checkpoint_that_is_written_meanwhile_is_no_accusation(run_dir, capsys
     monkeypatch.setattr(recompute, "read_actions", read_then_train_on)
     assert status(capsys, run_dir)[0] == 0
     assert (session_dir / "verified.json").is_file()
+
+
+def test_games_are_played_on_all_cores_although_training_had_one_thread(run_dir, capsys, monkeypatch):
+    assert CONFIG.env.num_threads == 1
+    threads = set()
+
+    def make_and_note(*args, num_threads, **named):
+        threads.add(num_threads)
+        return make_pool(*args, num_threads=num_threads, **named)
+
+    monkeypatch.setattr(games, "make_pool", make_and_note)
+    assert status(capsys, run_dir)[0] == 0
+    assert threads == {0}  # one per core
 
 
 def test_a_row_that_the_session_is_writing_is_no_accusation(run_dir, capsys):

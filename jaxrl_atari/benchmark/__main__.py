@@ -81,7 +81,7 @@ def _figure_text(value: float) -> str:
 
 
 def check_options(options: Options) -> None:
-    """Raises `UserError` for options that contradict each other, and for a file that cannot be written."""
+    """Raises `UserError` for options that contradict each other."""
     parts = options.parts.split(",")
     is_default = options.parts == ALL_PARTS
     known = f"some of {ALL_PARTS}, with commas between them"
@@ -93,10 +93,14 @@ def check_options(options: Options) -> None:
         require(is_default, "--parts", options.parts, "nothing with --trace, which traces whole iterations")
     if options.json_file:
         require(not options.json_file.is_dir(), "--json", str(options.json_file), "the path of a file")
-        try:
-            options.json_file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--json {options.json_file}: {error.strerror}; choose another folder") from error
+
+
+def make_folder_of(json_file: Path) -> None:
+    """Makes the folder of the file of `--json`. Raises `UserError` if that is not possible."""
+    try:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--json {json_file}: {error.strerror}; choose another folder") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,6 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = options.full_config
     parts = options.parts.split(",")
     check_options(options)
+    if options.json_file:
+        make_folder_of(options.json_file)
     for line in tune_process():
         say(line)
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}

@@ -97,10 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         load_policy(options.run_dir, options.checkpoint, device, session, options.backend) for session in sessions
     ]
     run_dir = policies[0].session_dir.absolute().parent
-    if not os.access(policies[0].session_dir, os.W_OK):
-        if options.video:
-            raise UserError(f"--video: {run_dir} cannot be written to; leave it out, or copy the run elsewhere")
-        say(f"note: {run_dir} cannot be written to: results are shown, not saved, and the exit status is 2")
+    directories = [policy.session_dir for policy in policies]
+    if every_session:
+        directories.append(run_dir)
+    _check_writable(directories, options.video)
     files = ResultFiles()
     results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
     if every_session:
@@ -112,6 +112,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try_report(run_dir)
     if files.problems:
         raise UserError(f"shown above, but not saved: {'; '.join(files.problems)}")
+
+
+def _check_writable(directories: Sequence[Path], video: bool) -> None:
+    """Names the directories for results that cannot be written to, before anything is played.
+
+    Args:
+        directories: those of the sessions and, for the mean over sessions, that of the run.
+        video: whether videos are to be recorded.
+
+    Raises:
+        UserError: there is such a directory, and videos are to be recorded.
+    """
+    unwritable = [str(directory) for directory in directories if not os.access(directory, os.W_OK)]
+    if not unwritable:
+        return
+    problem = f"{', '.join(unwritable)} cannot be written to"
+    if video:
+        raise UserError(f"--video: {problem}; leave it out, or copy the run elsewhere")
+    say(f"note: {problem}: the results there are shown, not saved, and the exit status is 2")
 
 
 class ResultFiles:

@@ -1,6 +1,5 @@
 """Evaluations during training, in a thread of their own."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable
@@ -16,10 +15,8 @@ from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.networks import Network
-from jaxrl_atari.output import counted
+from jaxrl_atari.output import counted, say_traceback
 from jaxrl_atari.runs.writers import Row
-
-_log = logging.getLogger(__name__)
 
 
 class RunningEvaluation(NamedTuple):
@@ -111,7 +108,7 @@ class Evaluator:
         try:
             result = ended.result()
         except Exception as error:  # training goes on
-            _log.info("%s failed", at, exc_info=True)
+            say_traceback(error)
             self._say(f"{at} failed: {reason(error)}")
             return
         self._write(

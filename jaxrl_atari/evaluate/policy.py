@@ -235,7 +235,8 @@ def load_policy(
         for error in damaged.values():
             _log.warning("%s; the checkpoint at env step %s is used", error, step)
     else:
-        step = (checkpoints.best_env_steps() or 0) if checkpoint == "best" else checkpoint
+        step = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
+        assert step is not None  # there is a checkpoint, and so a best one
         meta = checkpoints.read_meta(step)
         arrays = checkpoints.restore(step, restore_target(meta), part=PARAMETERS)
     config = config_from_dict(meta["config"])

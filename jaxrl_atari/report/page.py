@@ -7,7 +7,6 @@ the game page, which this package ships.
 
 import base64
 import hashlib
-import logging
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
-from jaxrl_atari.output import counted, say
+from jaxrl_atari.output import counted, say, say_traceback
 from jaxrl_atari.report import text
 from jaxrl_atari.report.aggregates import missing_intervals, statistics_rows
 from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, written_at
@@ -54,8 +53,6 @@ from jaxrl_atari.runs.layout import (
     trial_dirs,
 )
 from jaxrl_atari.runs.reading import latest_meta
-
-_log = logging.getLogger(__name__)
 
 
 class GamePage(NamedTuple):
@@ -100,12 +97,12 @@ def write_report(directory: Path) -> Path:
 def try_report(directory: Path) -> None:
     """Writes a report at the end of a command. Prints its path or, if that fails, the reason.
 
-    The command goes on after any error. The log has the traceback (level INFO).
+    The command goes on after any error. The traceback of a bug is printed too.
     """
     try:
         say(str(write_report(directory)))
     except Exception as error:
-        _log.info("no report of %s", directory, exc_info=True)
+        say_traceback(error)
         say(f"no report: {reason(error)}; python -m jaxrl_atari.report {directory} tries again")
 
 

@@ -352,24 +352,36 @@ class Checkpoints:
         return path.rename(unused(self.directory / f"{why}_{env_steps}"))
 
 
-@contextlib.contextmanager
-def _without_late_reports() -> Iterator[None]:
-    """Drops what TensorStore's threads report to the event loop of a save that has failed.
+class _WithoutLateReports:
+    """A `sys.unraisablehook` that drops what TensorStore's threads report after a save has failed.
 
     If one file cannot be written, because the disk is full for example, orbax closes its event loop while other
     files are still being written. For each of them Python would then print a traceback, "Event loop is closed",
-    and the one line that says what is wrong would be lost among them. Such reports may come later than the error.
-    So the hook is taken away only after a save that succeeds.
+    and the one line that says what is wrong would be lost among them.
+
+    Args:
+        report: the hook that gets all other reports.
     """
-    report = sys.unraisablehook
 
-    def report_others(unraisable: Any) -> None:
+    def __init__(self, report: Callable[[Any], object]):
+        self.report = report
+
+    def __call__(self, unraisable: Any) -> None:
         if str(unraisable.exc_value) != "Event loop is closed":
-            report(unraisable)
+            self.report(unraisable)
 
-    sys.unraisablehook = report_others
+
+@contextlib.contextmanager
+def _without_late_reports() -> Iterator[None]:
+    """Installs `_WithoutLateReports` for the block, which saves a checkpoint.
+
+    If the block fails, the hook stays until a later save succeeds: the reports may come later than the error.
+    """
+    if not isinstance(sys.unraisablehook, _WithoutLateReports):
+        sys.unraisablehook = _WithoutLateReports(sys.unraisablehook)
     yield
-    sys.unraisablehook = report
+    if isinstance(sys.unraisablehook, _WithoutLateReports):
+        sys.unraisablehook = sys.unraisablehook.report
 
 
 def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes: int | None) -> None:

@@ -28,8 +28,7 @@ SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of 
 
 A file that may not be overwritten leads to NAME_2, NAME_3, ... beside it (`files.unused`).
 Each of these may have graphs/ and, except for a sweep, report.html (see `report/`). The output of a trial of a
-search is in trial_<i>/output.txt. A suite or search that trains on a Ray cluster has ray/ until its command ends,
-and a search `stop` from a stop request until then.
+search is in trial_<i>/output.txt. A suite or search that trains on a Ray cluster has ray/ until its command ends.
 
 The constants are the names that several modules need.
 """

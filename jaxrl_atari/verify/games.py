@@ -126,7 +126,8 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
     """
     env = config.env
     played: set[tuple[float, ...]] = set()
-    pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=env.num_threads, rules=env.rules)
+    # `env.num_threads` was the session's share of the cores in training. Here, all usable cores play (0).
+    pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=0, rules=env.rules)
     counter = EpisodeCounter(len(batch))
     try:
         actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
