@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     )
     from jaxrl_atari.errors import ConfigError, UserError
     from jaxrl_atari.evaluate.environment import make_env
-    from jaxrl_atari.evaluate.play import EvaluationResult, record_video, run_evaluation
+    from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
+    from jaxrl_atari.evaluate.video import record_video
     from jaxrl_atari.networks import register_network
     from jaxrl_atari.ppo import PPO
     from jaxrl_atari.trials.trial import TrainingResult, run_training
@@ -38,6 +39,7 @@ _HOMES = (
     "evaluate.policy",
     "evaluate.play",
     "evaluate.environment",
+    "evaluate.video",
     "trials.trial",
 )  # light ones first
 __all__ = [

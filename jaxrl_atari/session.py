@@ -173,7 +173,7 @@ class Session:
         progress = self.progress
         if evaluation_due(self.config, progress.evaluated_at, progress.env_steps):
             self.evaluator.settle(self.stop_requested)
-            if self.evaluator.policy is None:
+            if not self.evaluator.is_running:
                 self.evaluator.start(self.learner.state.params, progress.env_steps)
                 progress.evaluated_at = progress.env_steps
 
@@ -228,8 +228,8 @@ class Session:
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
         if self.learner.lagging_params is not None:
             items["acting"] = self.learner.lagging_params
-        if self.evaluator is not None and self.evaluator.policy is not None:
-            items["evaluation"] = self.evaluator.policy.params
+        if self.evaluator is not None and self.evaluator.is_running:
+            items["evaluation"] = self.evaluator.snapshot
         return items
 
     def meta(self) -> dict[str, Any]:

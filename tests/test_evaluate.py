@@ -35,7 +35,7 @@ from jaxrl_atari.envs import EnvPool, env_seeds, make_pool
 from jaxrl_atari.envs.ale import AlePool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.evaluate import play
+from jaxrl_atari.evaluate import play, video
 from jaxrl_atari.evaluate.__main__ import main
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.networks import Observation
@@ -150,7 +150,7 @@ def test_a_checkpoint_is_loaded_whatever_the_default_kind_of_keys(run_dir):
         load_policy(run_dir)
 
 
-def test_a_game_that_waits_for_fire(policy, monkeypatch):
+def test_a_game_that_waits_for_fire(policy, monkeypatch, caplog):
     monkeypatch.setattr(play, "SECONDS_BETWEEN_LINES", 0)
     lines = []
     waiting = always(policy, 0, game="Breakout", max_frames=800)
@@ -158,6 +158,7 @@ def test_a_game_that_waits_for_fire(policy, monkeypatch):
     assert (result.num_truncated, result.mean) == (2, 0)
     assert "2 games in progress, longest 150 of 200 env steps" in lines
     assert lines[-1].endswith("200  cut off at env.max_frames")
+    assert caplog.messages[0].startswith("greedy play can stand still: Breakout may wait for FIRE")
 
 
 def test_stacks_are_those_of_training():
@@ -455,7 +456,7 @@ def test_an_interrupted_recording_leaves_no_video(policy, tmp_path, monkeypatch)
         if len(lines) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(play, "SECONDS_BETWEEN_VIDEO_LINES", 0)
+    monkeypatch.setattr(video, "SECONDS_BETWEEN_LINES", 0)
     with pytest.raises(KeyboardInterrupt):
         record_video(policy, tmp_path / "video.mp4", say=say)
     assert re.fullmatch(r"recording: 2 env steps, return [\d.]+", lines[2])
@@ -473,6 +474,7 @@ def test_pools_are_closed(policy, tmp_path, monkeypatch):
         return opened[-1]
 
     monkeypatch.setattr(play, "make_evaluation_pool", make_and_note)
+    monkeypatch.setattr(video, "make_evaluation_pool", make_and_note)
     monkeypatch.setattr(EnvPool, "close", lambda pool: (closed.append(pool), close(pool)))
 
     quick = always(policy, 1, game="Breakout", max_frames=40)

@@ -14,7 +14,7 @@ from jaxrl_atari.errors import ConfigError
 @pytest.mark.parametrize(
     ("table", "checked"),
     [
-        ("atari_games.csv", "4e1c63e2313dae6aa66f32433053819d263be09f3598bd5326ed93265e4107ea"),
+        ("atari_games.csv", "a0d49f54e4169331516804c4bde3b92d73388de083960e6d290dec7498f8a6b7"),
         ("classic_scores.csv", "d91f830a935be54a0e9050dd4ca4e49f42625e23ca80e7cc8dd9e1c855a9a4a8"),
     ],
 )
@@ -45,6 +45,15 @@ def test_rows_hold_the_published_numbers():
     assert (kaboom.references, kaboom.random, kaboom.human) == ((), None, None)
     tutorials = {name: game.references[1].score for name, game in GAMES.items() if len(game.references) > 1}
     assert tutorials == {"Qbert": 15094, "MsPacman": 2372, "Breakout": 327, "Pong": 16.91}
+
+
+def test_games_that_wait_for_fire():
+    """Whatever the protocol, also one without reference scores."""
+    for protocol in ("v5", "classic", "machado"):
+        waiting = {name for name in GAMES if game_under(name, protocol).waits_for_fire}
+        assert len(waiting) == 17
+        assert {"Breakout", "Tennis", "VideoPinball"} < waiting
+        assert not waiting & {"Pong", "Qbert", "SpaceInvaders"}
 
 
 def test_classic_has_its_own_references_and_its_own_random_play():

@@ -311,7 +311,7 @@ def test_an_evaluation_is_written_after_the_first_update_that_finds_it_ended(ses
     with open_session(config, place_session(config), session_dir, writers=[lines]) as run:
         assert run.evaluator is not None
         updates = train(run)
-        while run.evaluator.policy is None:
+        while not run.evaluator.is_running:
             next(updates)
         assert ended.wait(60)
         time.sleep(0.5)  # the thread has its result soon after

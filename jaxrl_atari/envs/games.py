@@ -9,6 +9,8 @@
 - `random_v5_mean`: mean return of uniformly random play under the v5 protocol.
 - `dqn_random`, `dqn_human`: the random agent and the human tester that define human-normalised scores, as in DQN
   Zoo (github.com/google-deepmind/dqn_zoo).
+- `waits_for_fire`: `yes` if a game or a life starts only with FIRE. Random play that never presses FIRE does not
+  end such a game within 4,500 env steps.
 
 `classic_scores.csv` has scores under `classic` after 1e7 env steps, of the 63 games that have any:
 
@@ -57,6 +59,7 @@ class Game(NamedTuple):
     random: Reference | None = None  # uniformly random play
     human: Reference | None = None  # DQN Zoo's human tester
     dqn_random: Reference | None = None  # DQN Zoo's random play
+    waits_for_fire: bool = False  # whether a game or a life starts only with FIRE
 
     @property
     def shown_references(self) -> list[Reference]:
@@ -118,6 +121,7 @@ def _read_games(protocol: ReferenceProtocol) -> dict[str, Game]:
             random=_reference(row, f"random_{protocol}_mean", f"random play ({protocol})"),
             human=_reference(row, "dqn_human", "human tester (DQN Zoo)"),
             dqn_random=_reference(row, "dqn_random", "random play (DQN Zoo)"),
+            waits_for_fire=row["waits_for_fire"] == "yes",
         )
     return games
 
@@ -205,7 +209,7 @@ def game_under(name: str, protocol: str) -> Game:
     if name not in GAMES:
         return Game(name, DEFAULT_GAE_LAMBDA)
     if protocol not in _GAMES_UNDER:
-        return Game(name, GAMES[name].gae_lambda)
+        return Game(name, GAMES[name].gae_lambda, waits_for_fire=GAMES[name].waits_for_fire)
     return _GAMES_UNDER[protocol][name]
 
 

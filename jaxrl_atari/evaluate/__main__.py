@@ -24,8 +24,9 @@ from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.evaluate.play import record_video, run_evaluation
+from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
+from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named

@@ -85,12 +85,14 @@ class Evaluator:
         self._running = RunningEvaluation(policy, result)
 
     @property
-    def policy(self) -> Policy | None:
-        """The policy that is being evaluated; None if no evaluation runs.
+    def is_running(self) -> bool:
+        """Whether an evaluation has started whose result `poll` has not written yet."""
+        return self._running is not None
 
-        It stays set after the evaluation has ended, until `poll` has written the result.
-        """
-        return None if self._running is None else self._running.policy
+    @property
+    def snapshot(self) -> Any | None:
+        """The parameters that are being evaluated, which a checkpoint keeps; None unless `is_running`."""
+        return None if self._running is None else self._running.policy.params
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:
         """Waits for the running evaluation, if any, and writes its result. Returns early on a stop request."""

@@ -1,5 +1,6 @@
 """A Gymnasium environment with the protocol, preprocessing and frame stacks of a training run."""
 
+import contextlib
 from collections import deque
 from typing import Any
 
@@ -44,12 +45,12 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
         self._env = env
-        self._pool = self._make_pool(0)
-        self._closed = False
+        self._pool: EnvPool | None = None  # None before the first game, and after `close`
         self._over = False
         self._frames = deque[np.ndarray](maxlen=STACK)
-        self.metadata = {**self.metadata, "render_fps": self._pool.steps_per_second}
-        self.action_space = spaces.Discrete(self._pool.num_actions)
+        with contextlib.closing(self._make_pool(0)) as pool:  # a game has a pool of its own, with its seed
+            self.metadata = {**self.metadata, "render_fps": pool.steps_per_second}
+            self.action_space = spaces.Discrete(pool.num_actions)
         self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
 
     def _make_pool(self, seed: int) -> EnvPool:
@@ -68,19 +69,19 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         Raises:
             ConfigError: the seed is out of range. The environment stays as it was.
         """
-        pool = None if seed is None else self._make_pool(seed)  # it checks the seed, before anything changes
+        new_pool = None if seed is None else self._make_pool(seed)  # it checks the seed, before anything changes
         super().reset(seed=seed)
-        if pool is None and self._over and not self._closed:
-            step = self._pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
+        if new_pool is None and self._over and self._pool is not None:
+            pool = self._pool
+            step = pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
         else:
-            pool = pool or self._make_pool(int(self.np_random.integers(2**31)))
+            pool = new_pool or self._make_pool(int(self.np_random.integers(2**31)))
             self.close()
             self._pool = pool
-            self._closed = False
-            step = self._pool.reset()
+            step = pool.reset()
         self._over = False
         self._frames.extend([step.frame[0]] * STACK)
-        return self._observation(), self._info()
+        return self._observation(), _info(pool)
 
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Makes an env step.
@@ -92,26 +93,35 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         Raises:
             gymnasium.error.ResetNeeded: before the first `reset`, after the end of a game, or after `close`.
         """
-        if self._over or self._closed or not self._frames:
+        if self._over or self._pool is None:
             raise gymnasium.error.ResetNeeded("step: the game is over, or has not begun; call reset first")
         step = self._pool.step(np.array([action]))
         self._frames.append(step.frame[0])
         self._over = bool(step.terminated[0] or step.truncated[0])
         reward = float(step.reward[0])
-        return self._observation(), reward, bool(step.terminated[0]), bool(step.truncated[0]), self._info()
+        return self._observation(), reward, bool(step.terminated[0]), bool(step.truncated[0]), _info(self._pool)
 
     def _observation(self) -> np.ndarray:
         return np.stack(self._frames, axis=-1)
 
-    def _info(self) -> dict[str, int]:
-        return {"lives": int(self._pool.lives[0])}
-
     def render(self) -> np.ndarray | None:
-        """The newest screen, uint8 [height, width, 3]; None without a render mode."""
-        return self._pool.screen().copy() if self.render_mode else None
+        """The newest screen, uint8 [height, width, 3]; None without a render mode.
+
+        Raises:
+            gymnasium.error.ResetNeeded: before the first `reset`, or after `close`.
+        """
+        if not self.render_mode:
+            return None
+        if self._pool is None:
+            raise gymnasium.error.ResetNeeded("render: no game has begun; call reset first")
+        return self._pool.screen().copy()
 
     def close(self) -> None:
         """Frees the emulator."""
-        if not self._closed:
-            self._closed = True
+        if self._pool is not None:
             self._pool.close()
+            self._pool = None
+
+
+def _info(pool: EnvPool) -> dict[str, int]:
+    return {"lives": int(pool.lives[0])}

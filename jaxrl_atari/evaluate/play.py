@@ -1,14 +1,11 @@
-"""Full games played with a policy: scored by their raw rewards, or recorded as videos."""
+"""Full games played with a policy, scored by their raw rewards."""
 
 import contextlib
 import itertools
 import logging
-import os
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -18,9 +15,8 @@ import numpy as np
 from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import EvaluationConfig
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
+from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.pool import FRAME_SKIP
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Decision, Policy
 from jaxrl_atari.evaluate.pools import make_evaluation_pool
 from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
@@ -28,21 +24,6 @@ from jaxrl_atari.keys import EVALUATION_STREAM, new_key
 
 SECONDS_BETWEEN_LINES = 30
 """Seconds between two lines on the progress of an evaluation."""
-
-SECONDS_BETWEEN_VIDEO_LINES = 10
-"""Seconds between two lines on the progress of a recording."""
-
-VIDEO_HEIGHT = 630
-"""Approximate height of videos in pixels. Screens are enlarged by a whole number: 3 for ALE's 160x210 pixels."""
-
-WAIT_FOR_FIRE = {
-    "BasicMath", "Bowling", "Breakout", "Casino", "Crossbow", "DonkeyKong", "DoubleDunk", "Gopher", "Hangman",
-    "HumanCannonball", "Kaboom", "Pitfall", "SirLancelot", "Tennis", "TicTacToe3D", "VideoPinball", "YarsRevenge",
-}  # fmt: skip
-"""Games in which a game or a life starts only with FIRE.
-
-Random play that never presses FIRE does not end these games within 4,500 env steps.
-"""
 
 
 class EvaluationResult(NamedTuple):
@@ -139,7 +120,7 @@ def run_evaluation(
     """
     check_fields(EvaluationConfig(episodes=episodes, num_envs=num_envs))
     env = policy.config.env
-    if greedy and env.atari_game in WAIT_FOR_FIRE:
+    if greedy and env.atari_game is not None and GAMES[env.atari_game].waits_for_fire:
         note = "greedy play can stand still: %s may wait for FIRE, for example after a lost life"
         logging.getLogger(__name__).warning(note, env.game_name)
     quota = np.bincount(np.arange(episodes) % num_envs)  # games of each environment
@@ -171,99 +152,3 @@ def run_evaluation(
         std=float(np.std(returns, ddof=1)) if len(returns) > 1 else None,
         num_truncated=sum(game.truncated for game in games),
     )
-
-
-@contextlib.contextmanager
-def _video_writer(path: Path, shape: tuple[int, ...], fps: int) -> Iterator[Callable[[np.ndarray], object]]:
-    """Writes an mp4 file with ffmpeg. The file gets its name at the end of the block, when it is complete.
-
-    Browsers need 4:2:0 colours (yuv420p), which need even sizes. `+faststart` lets a video start while it loads.
-
-    Args:
-        path: an absolute path; in a relative one, ffmpeg would take `a:b` for a protocol.
-        shape: height and width of the screens, and 3 colours.
-        fps: screens per second.
-
-    Yields:
-        A function that adds an RGB screen, uint8 [height, width, 3].
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    import imageio_ffmpeg
-
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    height, width, _ = shape
-    scale = max(1, round(VIDEO_HEIGHT / height))
-    filters = f"pad=ceil(iw/2)*2:ceil(ih/2)*2,scale={scale}*iw:{scale}*ih:flags=neighbor"
-    command = [
-        *(imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-loglevel", "error"),
-        *("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(fps), "-i", "-"),
-        *("-vf", filters, "-an", "-c:v", "libx264", "-pix_fmt", "yuv420p"),
-        *("-movflags", "+faststart", "-f", "mp4", partial),
-    ]
-    try:
-        # `imageio_ffmpeg.write_frames` forks in a way that can deadlock a process that runs JAX.
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as ffmpeg:
-            assert ffmpeg.stdin
-            stdin = ffmpeg.stdin
-            with contextlib.suppress(BrokenPipeError):  # ffmpeg has failed, and its stderr has the reason
-                yield lambda screen: stdin.write(screen.tobytes())
-            complaint = ffmpeg.communicate()[1].decode(errors="replace")
-        if ffmpeg.returncode:
-            complaint = complaint.replace(partial.name, path.name)
-            raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def record_video(
-    policy: Policy,
-    path: str | Path,
-    seed: int = 0,
-    greedy: bool = False,
-    say: Callable[[str], object] = lambda line: None,
-    page: str | Path | None = None,
-) -> FinishedGame:
-    """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
-
-    With the back end `envpool`, the game is played on `ale`, which has colour screens. A Gymnasium environment
-    shows what it renders as `rgb_array` or, if it renders nothing, the grey frames that the policy sees. The file
-    gets its name when it is complete, so that an interrupted recording leaves none.
-
-    Args:
-        policy: chooses the actions.
-        path: the mp4 file.
-        seed: seed of the game and the actions.
-        greedy: take the most probable action instead of sampling.
-        say: receives a line on the progress every 10 seconds.
-        page: also write this HTML file, with the video and, in step with it, the value, the probabilities of the
-            actions, the reward and the return (`game_page.py`).
-
-    Raises:
-        UserError: the seed is out of range, or the file cannot be written.
-    """
-    path = Path(path).expanduser().absolute()
-    counter = EpisodeCounter(1)
-    games: list[FinishedGame] = []
-    next_line_at = time.monotonic() + SECONDS_BETWEEN_VIDEO_LINES
-    with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed, screens=True)) as pool:
-        record = WatchedGame(pool.action_names, pool.steps_per_second)
-        steps = enumerate(play(policy, pool, seed, greedy), start=-1)  # -1: the start of the game
-        number, (step, decision) = next(steps)
-        with _video_writer(path, pool.screen().shape, pool.steps_per_second) as write:
-            while True:
-                write(pool.screen())
-                record.add(step, decision)
-                games = counter.count(step, number)
-                if games:
-                    break
-                if time.monotonic() > next_line_at:
-                    next_line_at += SECONDS_BETWEEN_VIDEO_LINES
-                    score, length = counter.in_progress[0]
-                    say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
-                number, (step, decision) = next(steps)
-    if page is not None:
-        write_game_page(Path(page).expanduser(), path, record, policy, seed, greedy)
-    return games[0]

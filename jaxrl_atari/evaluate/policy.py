@@ -92,9 +92,10 @@ class Policy:
         """
         if is_recurrent(self.initial_carry(1)):
             raise ValueError("the network is recurrent: use Policy.step, which takes and returns its memory")
-        if frames.ndim == 3:
-            return np.asarray(self.act(frames[None], key, greedy))[0]
-        return self.step(frames, np.zeros(len(frames), bool), (), key, greedy)[0]
+        is_single = frames.ndim == 3
+        stacks = frames[None] if is_single else frames
+        actions = self.decide(stacks, np.zeros(len(stacks), bool), (), key, greedy).actions
+        return actions[0] if is_single else actions
 
     def initial_carry(self, num_envs: int) -> Any:
         """The memory of a recurrent network before its first game, for `step`; `()` for others."""
