@@ -3,8 +3,8 @@
     python benchmarks/coverage.py [--suites 400 --sessions 2 3 5 10 --games 1 5 26 57]
 
 prints a Markdown table: a row for each number of sessions and games, a column for each statistic. A cell has the
-share of the intervals of `statistics.estimate` that cover the true value, then that of
-`statistics.bootstrap_interval`, which is rliable's, and how much wider ours are, in the median. If ours has
+share of the intervals of `score_statistics.estimate` that cover the true value, then that of
+`score_statistics.bootstrap_interval`, which is rliable's, and how much wider ours are, in the median. If ours has
 no interval for some of the suites, the share that has one follows in parentheses; the coverage is of those.
 
 The games of the simulated suites have the human-normalised mean and the standard deviation over seeds that CleanRL
@@ -19,7 +19,7 @@ import numpy as np
 import tyro
 
 from jaxrl_atari.envs.games import GAMES, game_under
-from jaxrl_atari.report.statistics import (
+from jaxrl_atari.report.score_statistics import (
     IMPROVEMENT,
     STATISTICS,
     Scores,

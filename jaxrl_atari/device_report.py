@@ -144,14 +144,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         UserError: the config demands a device that this machine lacks. It is raised after the report (status 2).
     """
     sources = read_sources(arguments)
-    options = parse(Options, arguments, "devices", Options(full_config=load_config(sources.config)))
-    config = options.full_config
+    options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
+    config = options.config
     lacking = None
     try:
         choose_devices(config.devices)
     except UserError as error:  # this machine lacks a device that the config demands: the report may tell why
         lacking = error
-    has_config = sources.config is not None or config != Config()
+    has_config = sources.config_file is not None or config != Config()
     faults = print_report(config, with_memory=has_config and lacking is None)
     if lacking is not None:
         raise lacking

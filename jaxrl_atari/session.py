@@ -171,15 +171,15 @@ class Session:
             return
         self.evaluator.poll()
         progress = self.progress
-        if evaluation_due(self.config, progress.evaluated_at, progress.env_steps):
+        if evaluation_due(self.config, progress.evaluated_env_steps, progress.env_steps):
             self.evaluator.settle(self.stop_requested)
             if not self.evaluator.is_running:
                 self.evaluator.start(self.learner.state.params, progress.env_steps)
-                progress.evaluated_at = progress.env_steps
+                progress.evaluated_env_steps = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
         """Writes a checkpoint if one is due."""
-        if due(self.config.log.checkpoint_every_env_steps, self.progress.saved_at, self.progress.env_steps):
+        if due(self.config.log.checkpoint_every_env_steps, self.progress.saved_env_steps, self.progress.env_steps):
             self.save(self.progress.statistics.mean_return())
 
     def save(self, score: float | None) -> None:
@@ -193,7 +193,7 @@ class Session:
         self.log.read_newest()
         # An update's metrics do not show what its last gradient step has done.
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
-        progress.saved_at = progress.env_steps
+        progress.saved_env_steps = progress.env_steps
         finished = self.games.take_finished()
         if self.checkpoints is not None:
             self._write_checkpoint(self.checkpoints, finished, score)
@@ -268,7 +268,7 @@ class Session:
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         # A session that has trained nothing leaves the checkpoint, and its digests, to the one that trained it.
-        if self.progress.saved_at < self.progress.env_steps:
+        if self.progress.saved_env_steps < self.progress.env_steps:
             self.save(self.progress.statistics.mean_return() if is_over else None)
         if self.evaluator is not None:
             self.evaluator.settle(self.stop_requested)
@@ -343,7 +343,7 @@ def open_session(
         machine = exits.enter_context(monitor([*placement.learner, *placement.actors]))
         log = make_log(config, outputs, progress, restored, arrays["train_state"], games, machine)
         if evaluator is not None and was_evaluating:
-            evaluator.start(arrays["evaluation"], progress.evaluated_at)
+            evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)
 
         session = Session(
             config=config,

@@ -31,13 +31,13 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
         UserError: a value, file or directory that cannot be used.
     """
     sources = read_sources(arguments)
-    config = load_config(sources.config)
+    config = load_config(sources.config_file)
     run_dir = sources.resumed(is_run)
     stored = None
     if run_dir is not None:
         stored = read_config(run_dir)
         sources.say_kept(config.to_dict(), stored.to_dict())
-    return parse(Options, arguments, "train", Options(full_config=stored or config), stored)
+    return parse(Options, arguments, "train", Options(config=stored or config), stored)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         say(line)
     from jaxrl_atari.trials.trial import run_training  # here, so that --help need not import Flax and orbax
 
-    run_training(options.full_config, options.directory)
+    run_training(options.config, options.directory)
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def arrows():
     def targets(path):
         found = {name.removeprefix("jaxrl_atari.") for name in imports(path) if name.startswith("jaxrl_atari.")}
         exact = found & names
-        # `from jaxrl_atari.envs import ale` names the file, and not the folder that it lies in.
+        # `from jaxrl_atari.envs import ale_pool` names the file, and not the folder that it lies in.
         return {name for name in exact if not any(other.startswith(name + ".") for other in exact)} - {
             name_of(path)
         }

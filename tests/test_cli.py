@@ -206,6 +206,9 @@ REFUSALS = [
     ("train", "quickstart", "quickstart: belongs to no option of train; did you mean --config quickstart?"),
     ("train", "configs/qbert.py", "did you mean --config configs/qbert.py?"),
     ("train", "configs", "did you mean --resume configs?"),
+    ("evaluate", "nowhere --sessions all", "--sessions: evaluate has no such option; did you mean --session?"),
+    ("verify", "nowhere --sessions 1", "--sessions: verify has no such option; did you mean --session?"),
+    ("export", "nowhere --to folder", "--to: export has no such option; did you mean --output?"),
     ("evaluate", "nowhere --num-episodes 3", "evaluate has no such option; did you mean --episodes?"),
     (
         "hub",
@@ -324,10 +327,10 @@ def test_help_shows_options_with_defaults_and_descriptions(capsys, monkeypatch):
 
 def test_numbers_of_steps_are_written_as_people_write_them():
     for text in ("1e6", "1_000_000", "1000000", "1.0e6"):
-        assert train.parse_options(["--total-env-steps", text]).full_config.total_env_steps == 1_000_000
+        assert train.parse_options(["--total-env-steps", text]).config.total_env_steps == 1_000_000
     config = train.parse_options(
         ["--ppo.learning-rate", "1e-4", "--ppo.target-kl", "none", "--env.noop-max", "1e1"]
-    ).full_config
+    ).config
     assert (config.ppo.learning_rate, config.ppo.target_kl, config.env.noop_max) == (1e-4, None, 10)
     assert type(config.env.noop_max) is int
 
@@ -346,7 +349,7 @@ def test_numbers_of_steps_are_written_as_people_write_them():
     ],
 )
 def test_a_value_after_a_switch_is_taken(line, expected):
-    assert train.parse_options(line.split()).full_config.ppo.normalize_advantages is expected
+    assert train.parse_options(line.split()).config.ppo.normalize_advantages is expected
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
@@ -384,7 +387,7 @@ def test_the_command_that_was_meant_is_named():
 
 def test_the_rules_of_the_protocol_are_options():
     line = "--env.life-loss-terminal false --env.clip-rewards True --env.sticky-actions 0.1 --env.noop-max None"
-    env = train.parse_options(line.split()).full_config.env
+    env = train.parse_options(line.split()).config.env
     assert (env.life_loss_terminal, env.clip_rewards, env.sticky_actions, env.noop_max) == (False, True, 0.1, None)
 
 
@@ -392,18 +395,18 @@ def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, mo
     monkeypatch.chdir(ROOT)
     line = [*QBERT, "--run-dir", str(tmp_path / "run"), "--sessions", "2"]
     options = train.parse_options(line)
-    config, run_dir = options.full_config, options.directory
+    config, run_dir = options.config, options.directory
     assert (config.name, config.sessions, run_dir) == ("qbert", 2, tmp_path / "run")
     assert not run_dir.exists()
     saved = replace(config, ppo=PPOConfig(gamma=0.5))
     write_json(make_run_dir(config, run_dir) / "config.json", describe(saved))
     again = train.parse_options(line)
-    assert (again.full_config, again.directory) == (saved, run_dir)
+    assert (again.config, again.directory) == (saved, run_dir)
     assert (
         f"differs from {run_dir}, which keeps its own values: sessions 1 -> 2, ppo.gamma"
         in capsys.readouterr().out
     )
-    assert train.parse_options(["--resume", str(run_dir), "--ppo.gamma", "0.9"]).full_config.ppo.gamma == 0.9
+    assert train.parse_options(["--resume", str(run_dir), "--ppo.gamma", "0.9"]).config.ppo.gamma == 0.9
 
 
 # --- Config files ------------------------------------------------------------------------------------------------
@@ -434,11 +437,11 @@ def test_options_of_several_processes_need_their_switch(option, tmp_path):
     given = f"--devices.{option}"
     with pytest.raises(ConfigError, match=r"^devices\.\w+ = .*: expected None .*; add --devices\.distributed$"):
         train.parse_options([given])
-    assert train.parse_options([given, "--devices.distributed"]).full_config.devices.distributed
-    config = train.parse_options([given, "--devices.distributed"]).full_config
+    assert train.parse_options([given, "--devices.distributed"]).config.devices.distributed
+    config = train.parse_options([given, "--devices.distributed"]).config
     write_json(tmp_path / "config.json", {"config": config.to_dict()})
     alone = train.parse_options(["--resume", str(tmp_path), "--devices.no-distributed"])  # docs/placement.md
-    assert not alone.full_config.devices.distributed
+    assert not alone.config.devices.distributed
 
 
 def test_anchor_steps_need_a_back_end_that_records_games_and_stored_runs_may_have_them(tmp_path):
@@ -448,7 +451,7 @@ def test_anchor_steps_need_a_back_end_that_records_games_and_stored_runs_may_hav
         train.parse_options(given)
     stored = Config(env=EnvConfig(backend="envpool", anchor_steps=100))
     write_json(tmp_path / "config.json", {"config": stored.to_dict()})
-    assert train.parse_options(["--resume", str(tmp_path)]).full_config == stored
+    assert train.parse_options(["--resume", str(tmp_path)]).config == stored
     with pytest.raises(ConfigError, match=r"^env\.anchor_steps = 50: expected 0"):
         train.parse_options(["--resume", str(tmp_path), "--env.anchor-steps", "50"])
 
@@ -477,7 +480,7 @@ def test_a_config_file_may_import_its_neighbour_from_any_folder(tmp_path, monkey
         "def get_config(): return Config(seed=Mine().seed)\n"
     )
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert train.parse_options(["--config", "~/config.py"]).full_config.seed == 7
+    assert train.parse_options(["--config", "~/config.py"]).config.seed == 7
 
 
 @pytest.mark.parametrize(

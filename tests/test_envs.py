@@ -18,7 +18,7 @@ from fake_pools import NoisePool
 
 from jaxrl_atari import envs
 from jaxrl_atari.envs import env_seeds
-from jaxrl_atari.envs.ale import AlePool
+from jaxrl_atari.envs.ale_pool import AlePool
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import UserError

@@ -32,7 +32,7 @@ from user_commands import user_environment
 from jaxrl_atari import load_policy, make_env, record_video, run_evaluation, run_training
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs import EnvPool, env_seeds, make_pool
-from jaxrl_atari.envs.ale import AlePool
+from jaxrl_atari.envs.ale_pool import AlePool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import play, video
@@ -536,8 +536,7 @@ def test_the_default_is_named_an_optimistic_pick(own_run, capsys):
     assert json.loads(path.read_text())["std"] is None  # a single game has no sample standard deviation
     assert re.search("^   std            -$", out, re.MULTILINE)
     assert (
-        "the best checkpoint is an optimistic pick; to quote a score, use --sessions all --checkpoint latest"
-        in out
+        "the best checkpoint is an optimistic pick; to quote a score, use --session all --checkpoint latest" in out
     )
     assert "note: played on ale; if the run was trained on another emulator, scores may differ" in out
 
@@ -555,7 +554,7 @@ def test_a_policy_of_another_back_end_needs_no_option_that_this_one_refuses(run_
 
 
 def test_every_session_is_played(own_run, capsys):
-    main([str(own_run), *QUICK, "3", "--sessions", "all", "--checkpoint", "latest", "--seed", "5"])
+    main([str(own_run), *QUICK, "3", "--session", "all", "--checkpoint", "latest", "--seed", "5"])
     out = capsys.readouterr().out
     written = json.loads((own_run / "evaluation.json").read_text())
     single = [json.loads(path.read_text()) for path in sorted(own_run.glob("session_*/evaluation_*.json"))]
@@ -582,7 +581,7 @@ def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
         return run_evaluation(*arguments, **named)
 
     monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", on_a_full_disk)
-    command = [str(own_run), *QUICK, "2", "--sessions", "all", "--checkpoint", "latest"]
+    command = [str(own_run), *QUICK, "2", "--session", "all", "--checkpoint", "latest"]
     try:
         with pytest.raises(UserError, match=r"shown above, but not saved: .*session_0/evaluation_") as error:
             main(command)
@@ -600,7 +599,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_anything_is_played(
 ):
     folder = own_run / locked
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
-    command = [str(own_run), *QUICK, "1", "--sessions", "all", "--checkpoint", "latest"]
+    command = [str(own_run), *QUICK, "1", "--session", "all", "--checkpoint", "latest"]
     with pytest.raises(UserError, match=f"^--video: {folder} cannot be written to; leave it out"):
         main([*command, "--video"])
     assert not list(own_run.rglob("evaluation*"))
@@ -639,7 +638,7 @@ def test_a_signal_during_a_callback_ends_the_games(own_run):
 
 
 def test_a_session_is_not_left_out(own_run):
-    command = [str(own_run), *QUICK, "1", "--sessions", "all", "--checkpoint", "latest"]
+    command = [str(own_run), *QUICK, "1", "--session", "all", "--checkpoint", "latest"]
     shutil.rmtree(own_run / "session_1" / "checkpoints")
     with pytest.raises(UserError, match="session_1: holds no checkpoint"):
         main(command)
@@ -652,7 +651,7 @@ def test_a_session_is_not_left_out(own_run):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--sessions", "all", "--session", "0"], "--session 0: --sessions all plays every session"),
+        (["--session", "worst"], "session.*worst"),
         (["--episodes", "0"], "episodes = 0: expected a whole number from 1"),
         (["--num-envs", "-1"], "num-envs = -1"),
         (["--seed", "-1"], "seed = -1"),

@@ -150,7 +150,7 @@ def test_the_readme_has_what_a_score_needs(tmp_path):
         "seed": 4,
          "compute_dtype": "float32"},
     )  # fmt: skip
-    main([str(run_dir), "--to", str(tmp_path / "out")])
+    main([str(run_dir), "--output", str(tmp_path / "out")])
     text = " ".join((tmp_path / "out" / "README.md").read_text().split())
     for words in (
         "Pong: a policy trained with ppo", "session_0 of run after 200 env steps",
@@ -190,8 +190,8 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
     run_dir = make_run(tmp_path / "run")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with pytest.raises(UserError, match=r"--to .*full: exists already"):
-        main([str(run_dir), "--to", str(tmp_path / "full")])
+    with pytest.raises(UserError, match=r"--output .*full: exists already"):
+        main([str(run_dir), "--output", str(tmp_path / "full")])
 
     def edited(layers, params, *inputs):
         return play.nature(
@@ -200,10 +200,10 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
 
     monkeypatch.setitem(play.NETWORKS, "nature", edited)
     with pytest.raises(UserError, match=r"the outputs of (NumPy|onnxruntime) and JAX differ by .* nothing was"):
-        main([str(run_dir), "--to", str(tmp_path / "out")])
+        main([str(run_dir), "--output", str(tmp_path / "out")])
     monkeypatch.delitem(play.NETWORKS, "nature")
     with pytest.raises(UserError, match=r"network.name = 'nature': only impala, nature_lstm can be exported"):
-        main([str(run_dir), "--to", str(tmp_path / "out")])
+        main([str(run_dir), "--output", str(tmp_path / "out")])
     assert not (tmp_path / "out").exists()
 
 
@@ -264,7 +264,7 @@ def python_with(packages, folder):
 @pytest.mark.parametrize("name", ["nature", "nature_lstm"])
 def test_play_plays_the_same_whole_game_without_jax(name, tmp_path):
     run_dir = make_run(tmp_path / "run", name, undecided=True)
-    main([str(run_dir), "--to", str(folder := tmp_path / "out")])
+    main([str(run_dir), "--output", str(folder := tmp_path / "out")])
     python = python_with(PACKAGES, tmp_path / "venv")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     in_folder = {"cwd": folder, "env": environment, "check": True}

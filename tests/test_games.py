@@ -6,7 +6,7 @@ import pytest
 from ale_py import roms
 
 from jaxrl_atari.envs import games
-from jaxrl_atari.envs.ale import rom_ids
+from jaxrl_atari.envs.ale_pool import rom_ids
 from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, game_under, parse_game
 from jaxrl_atari.errors import ConfigError
 

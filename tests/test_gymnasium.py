@@ -14,7 +14,7 @@ from test_envs import assert_equal, play, random_actions
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.config_dicts import config_from_dict
 from jaxrl_atari.envs import EpisodeCounter, GymnasiumSettings, check_environment, make_pool
-from jaxrl_atari.envs.gymnasium import make_single
+from jaxrl_atari.envs.gymnasium_pool import make_single
 from jaxrl_atari.envs.protocols import GYMNASIUM_RULES, PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 

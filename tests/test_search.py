@@ -80,8 +80,8 @@ def run_search(config, search, folder):
     before = None
     if (folder / "search.json").is_file():
         config_before, search_before = read_search(folder)
-        before = command.Options(full_config=config_before, search=search_before)
-    return command.run_search(command.Options(full_config=config, search=search, run_dir=folder), before)
+        before = command.Options(config=config_before, search=search_before)
+    return command.run_search(command.Options(config=config, search=search, run_dir=folder), before)
 
 
 def write_results(folder):
@@ -109,7 +109,7 @@ def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes
 def test_the_published_space_is_shipped():
     options, before = command.parse_options(QBERT)
     search = options.search
-    assert (options.full_config.env.game_name, options.directory, before) == ("Qbert", None, None)
+    assert (options.config.env.game_name, options.directory, before) == ("Qbert", None, None)
     assert search.space == {
         "ppo.gae_lambda": FloatDistribution(0.7, 0.98),
         "ppo.entropy_coef": FloatDistribution(0.005, 0.03, log=True),
@@ -420,7 +420,7 @@ def test_results(tmp_path, monkeypatch):
     file = tmp_path / "small_best.py"
     expected = dataclasses.replace(set_fields(config, best), name="small_best", seed=1)
     assert load_config(file) == expected
-    chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).full_config
+    chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).config
     assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy import stats  # a dependency of JAX
 
-from jaxrl_atari.report import statistics
-from jaxrl_atari.report.statistics import (
+from jaxrl_atari.report import score_statistics as statistics
+from jaxrl_atari.report.score_statistics import (
     IMPROVEMENT,
     STATISTICS,
     bootstrap_interval,

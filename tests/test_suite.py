@@ -16,7 +16,7 @@ from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.report.statistics import STATISTICS
+from jaxrl_atari.report.score_statistics import STATISTICS
 from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_json

@@ -60,7 +60,7 @@ def test_a_session_that_was_stopped_twice(run_dir, capsys):
     assert rows > 10
     assert games > 10
     assert line == f"session_0  verified: {rows} of {rows} rows and {games} games are equal"
-    assert status(capsys, run_dir, "--sessions", "1")[0] == 2
+    assert status(capsys, run_dir, "--session", "1")[0] == 2
 
 
 def test_every_session_is_verified_although_one_differs(run_dir, capsys):

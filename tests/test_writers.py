@@ -54,7 +54,7 @@ def open_at(session_dir, logged=0, evaluated=0, starts_anew=False, was_evaluatin
         options: of the config.
     """
     progress = Progress({})
-    progress.logged_at, progress.evaluated_at = logged, evaluated
+    progress.logged_env_steps, progress.evaluated_env_steps = logged, evaluated
     outputs = WriterGroup([Messages([] if said is None else said)])
     try:
         open_logs(

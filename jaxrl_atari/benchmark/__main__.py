@@ -106,8 +106,8 @@ def make_folder_of(json_file: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     sources = read_sources(arguments)
-    options = parse(Options, arguments, "benchmark", Options(full_config=load_config(sources.config)))
-    config = options.full_config
+    options = parse(Options, arguments, "benchmark", Options(config=load_config(sources.config_file)))
+    config = options.config
     parts = options.parts.split(",")
     check_options(options)
     if options.json_file:

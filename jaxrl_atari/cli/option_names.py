@@ -51,6 +51,7 @@ FAMILIAR = {
     "n-episodes": "episodes",
     "n-eval-episodes": "episodes",
     "out": "output",
+    "to": "output",
     "log-dir": "output-dir",
     "logdir": "output-dir",
 }

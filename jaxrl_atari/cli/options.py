@@ -31,9 +31,9 @@ OptionsT = TypeVar("OptionsT")
 class FromConfig(WithImports):
     """Options of a command whose defaults come from a config file. A command adds options of its own."""
 
-    config: Path | None = None
+    config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Config file, such as configs/qbert.py, or its name: qbert. None: the published PPO-Atari spec."""
-    full_config: AllOptions = dataclasses.field(default_factory=Config)
+    config: AllOptions = dataclasses.field(default_factory=Config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class FromDirectory(FromConfig):
 class Sources(NamedTuple):
     """Where the defaults of all other options come from: a config file, or a directory that is resumed."""
 
-    config: Path | None  # --config
+    config_file: Path | None  # --config
     resume: Path | None  # --resume
     run_dir: Path | None  # --run-dir
 
@@ -79,8 +79,8 @@ class Sources(NamedTuple):
             wanted: the options of the file, as JSON values.
             kept: those of the directory.
         """
-        if self.config:
-            text = f"{self.config} differs from {self.run_dir}, which keeps its own values"
+        if self.config_file:
+            text = f"{self.config_file} differs from {self.run_dir}, which keeps its own values"
             say_changes(text, changed_fields(wanted, kept))
 
 
@@ -105,7 +105,7 @@ def read_sources(arguments: Sequence[str] | None) -> Sources:
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from error
     sources = Sources(found.config, found.resume, found.run_dir)
-    if sources.resume and (sources.config or sources.run_dir):
+    if sources.resume and (sources.config_file or sources.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
     import_named(found.imports)
     return sources
@@ -153,10 +153,10 @@ def parse(
         raise UserError(unknown_option(unknown, options, command))
     check_fields(parsed, "--", as_options=True)
     if isinstance(parsed, FromConfig):
-        env = parsed.full_config.env
+        env = parsed.config.env
         if env.backend == "gymnasium" and (stored is None or env.game != stored.env.game):
             import_module_of(env.game)
-        _check_effect(parsed.full_config, stored or Config())
+        _check_effect(parsed.config, stored or Config())
     return parsed
 
 

@@ -1,9 +1,9 @@
 """Pools of games: NumPy in, NumPy out. In training, only this package imports emulators.
 
-The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment (`gymnasium.py`).
-In ALE's games, an env step is 4 emulator frames. The observation is the grey, area-averaged 84x84 image of the
-pixel-wise maximum of the last two frames. Pools do not stack frames. `protocols.py` has the rules that
-differ between protocols.
+The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment
+(`gymnasium_pool.py`). In ALE's games, an env step is 4 emulator frames. The observation is the grey, area-averaged
+84x84 image of the pixel-wise maximum of the last two frames. Pools do not stack frames. `protocols.py` has the
+rules that differ between protocols.
 
 `ale` is ale-py's `AtariVectorEnv` (ALE 0.12.1), `envpool` is envpool's Atari (ALE 0.7.5). With the same start and
 actions, both give the same frames and rewards in the games that the tests replay. They differ in three points:
@@ -76,9 +76,9 @@ def check_environment(backend: str, game: str, rules: Rules, gymnasium: Gymnasiu
     """
     if backend != "gymnasium":
         return ""
-    from jaxrl_atari.envs import gymnasium as back_end
+    from jaxrl_atari.envs import gymnasium_pool
 
-    return back_end.check_environment(game, rules, gymnasium)
+    return gymnasium_pool.check_environment(game, rules, gymnasium)
 
 
 def require_ale_py() -> None:
@@ -140,14 +140,14 @@ def make_pool(
     num_threads = num_threads or threads_variable() or 0
     # Imported here, so that the interface alone imports no emulator.
     if backend == "envpool":
-        from jaxrl_atari.envs.envpool import EnvpoolPool
+        from jaxrl_atari.envs.envpool_pool import EnvpoolPool
 
         return EnvpoolPool(game, seeds, num_threads, rules)
     if backend == "gymnasium":
-        from jaxrl_atari.envs.gymnasium import GymnasiumPool
+        from jaxrl_atari.envs.gymnasium_pool import GymnasiumPool
 
         return GymnasiumPool(game, seeds, rules, gymnasium, screens)
-    from jaxrl_atari.envs.ale import AlePool, FilmedAlePool
+    from jaxrl_atari.envs.ale_pool import AlePool, FilmedAlePool
 
     if screens:
         return FilmedAlePool(game, seeds, num_threads, rules)

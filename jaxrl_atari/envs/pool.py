@@ -1,6 +1,6 @@
 """Pools of games: their interface, the steps that they return, and a counter of games.
 
-The back ends are `ale.py`, `envpool.py` and `gymnasium.py`; this file imports no emulator.
+The back ends are `ale_pool.py`, `envpool_pool.py` and `gymnasium_pool.py`; this file imports no emulator.
 """
 
 from abc import ABC, abstractmethod

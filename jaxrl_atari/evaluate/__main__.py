@@ -1,7 +1,7 @@
 """The command `evaluate`: plays full games with a checkpoint, on any device, and reports their raw scores.
 
     python -m jaxrl_atari.evaluate RUN_DIR [--checkpoint best|latest|STEP] [--episodes N] [--greedy] [--video]
-    python -m jaxrl_atari.evaluate RUN_DIR --sessions all --checkpoint latest
+    python -m jaxrl_atari.evaluate RUN_DIR --session all --checkpoint latest
 
 The first form plays the best checkpoint of the best session, an optimistic pick. The second form plays every
 session and reports the mean over sessions with its interval, which is the figure to quote.
@@ -34,7 +34,7 @@ from jaxrl_atari.option_forms import GpuWord
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.evaluations import EvaluationSettings, RunEvaluation, SessionEvaluation
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.statistics import score_interval
+from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import try_write_json, unused
@@ -53,7 +53,7 @@ class Options(WithImports):
     """Plays full games with a checkpoint and reports their raw scores."""
 
     run_dir: tyro.conf.Positional[Path]
-    """Directory of a run (data/NAME_TIMESTAMP) or, without `--sessions all`, of one of its sessions
+    """Directory of a run (data/NAME_TIMESTAMP) or, without `--session all`, of one of its sessions
     (data/NAME_TIMESTAMP/session_0)."""
     checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
     """`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."""
@@ -64,12 +64,11 @@ class Options(WithImports):
     directory, and to TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
-    session: Annotated[int | None, Limits(0, 10_000)] = None
-    """Session of the run. None: the one with the highest mean return of 100 games."""
-    sessions: Literal["one", "all"] = "one"
-    """`all`: play every session, and report the mean over sessions with its 95% interval."""
+    session: Annotated[Literal["best", "all"] | int, Limits(0, 10_000)] = "best"
+    """`best` (the highest mean return of 100 games), `all` (also reports the mean over sessions with its 95%
+    interval), or the number of a session."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
-    """Seed of games and actions. With --sessions all, session i has seed + i."""
+    """Seed of games and actions. With --session all, session i has seed + i."""
     num_envs: Annotated[int, Limits(1, 4_096)] = 16
     """Games played at once."""
     backend: Literal["ale", "envpool", "gymnasium"] | None = None
@@ -82,22 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command."""
     options = parse(Options, arguments, "evaluate")
     import_named(options.imports)
-    every_session = options.sessions == "all"
-    if every_session and options.session is not None:
-        raise UserError(
-            f"--session {options.session}: --sessions all plays every session; leave one of the two out"
-        )
     for line in tune_process():
         say(line)
     do_not_preallocate()  # beside a training run
     device = pick_device(options.gpu, field="--gpu")
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
-    sessions = range(read_config(options.run_dir).sessions) if every_session else [options.session]
     policies = [
-        load_policy(options.run_dir, options.checkpoint, device, session, options.backend) for session in sessions
+        load_policy(options.run_dir, options.checkpoint, device, session, options.backend)
+        for session in _chosen_sessions(options)
     ]
     run_dir = policies[0].session_dir.absolute().parent
+    every_session = options.session == "all"
     directories = [policy.session_dir for policy in policies]
     if every_session:
         directories.append(run_dir)
@@ -107,12 +102,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if every_session:
         _summarise(run_dir, results, _settings(policies[-1], options), options.seed, files)
     elif options.checkpoint == "best":
-        advice = "to quote a score, use --sessions all --checkpoint latest"
+        advice = "to quote a score, use --session all --checkpoint latest"
         say(f"note: the best checkpoint is an optimistic pick; {advice}")
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
     if files.problems:
         raise UserError(f"shown above, but not saved: {'; '.join(files.problems)}")
+
+
+def _chosen_sessions(options: Options) -> Sequence[int | None]:
+    """The numbers of the sessions that are to play; None stands for the best session, as in `load_policy`."""
+    if options.session == "all":
+        return range(read_config(options.run_dir).sessions)
+    if options.session == "best":
+        return [None]
+    return [options.session]
 
 
 def _check_writable(directories: Sequence[Path], video: bool) -> None:

@@ -1,6 +1,6 @@
 """The command `export`: writes a policy to a folder that does not need this package.
 
-    python -m jaxrl_atari.export RUN_DIR [--checkpoint best|latest|STEP] [--session N] [--to DIR]
+    python -m jaxrl_atari.export RUN_DIR [--checkpoint best|latest|STEP] [--session best|N] [--output DIR]
 
 | file | content |
 |---|---|
@@ -43,9 +43,9 @@ class Options(WithImports):
     """Directory of a run."""
     checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
     """`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."""
-    session: Annotated[int | None, Limits(0, 10_000)] = None
-    """Session of the run. None: the one with the highest mean return of 100 games."""
-    to: Path | None = None
+    session: Annotated[Literal["best"] | int, Limits(0, 10_000)] = "best"
+    """`best` (the highest mean return of 100 games), or the number of a session."""
+    output: Path | None = None
     """New folder. None: export_STEP in the session's directory (or export_STEP_2, ...)."""
 
 
@@ -56,12 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for package in ("onnx", "onnxruntime"):
         if find_spec(package) is None:
             raise UserError(f"{package} is not installed; pip install 'jaxrl_atari[export]'")
-    if options.to is not None and (options.to.is_file() or any(options.to.glob("*"))):
-        raise UserError(f"--to {options.to}: exists already; choose another folder, or remove it")
+    if options.output is not None and (options.output.is_file() or any(options.output.glob("*"))):
+        raise UserError(f"--output {options.output}: exists already; choose another folder, or remove it")
     forbid_gpu()  # a GPU may be training
     run = read_run(options.run_dir)
-    policy = load_policy(options.run_dir, options.checkpoint, session=options.session)
-    directory = options.to or unused(policy.session_dir / f"export_{policy.env_steps}")
+    session = None if options.session == "best" else options.session
+    policy = load_policy(options.run_dir, options.checkpoint, session=session)
+    directory = options.output or unused(policy.session_dir / f"export_{policy.env_steps}")
     difference = export_policy(policy, run, directory)
     say(
         f"{run.config.env.game_name}, session {session_number(policy.session_dir)}, env step {policy.env_steps:,}:"

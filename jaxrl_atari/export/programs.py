@@ -13,7 +13,7 @@ from jax import export
 
 from jaxrl_atari import __version__
 from jaxrl_atari.envs import make_pool
-from jaxrl_atari.envs.ale import rom_ids
+from jaxrl_atari.envs.ale_pool import rom_ids
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.export import play
@@ -38,7 +38,7 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
         UserError: the game is not ALE's; `play.NETWORKS` lacks the network; or its function there does not compute
             what the network computes, for example because the network was edited.
     """
-    from jaxrl_atari.export.onnx import make_model
+    from jaxrl_atari.export.onnx_model import make_model
 
     env = policy.config.env
     if env.backend == "gymnasium":

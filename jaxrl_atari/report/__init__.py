@@ -6,7 +6,7 @@ In reading order:
 |---|---|
 | summary | a run as it was read; which of its sessions count; the content of trial.json |
 | metrics | metrics of a session: pure functions of its log points |
-| statistics | statistics over sessions and games, with intervals: pure functions of scores |
+| score_statistics | statistics over sessions and games, with intervals: pure functions of scores |
 | suites | the games of a suite: results.md, results.csv and results.json |
 | aggregates | the statistics over games as tables, and as files for rliable |
 | comparison | suites beside each other |

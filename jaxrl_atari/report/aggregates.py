@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_atari.envs.games import game_under
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
-from jaxrl_atari.report.statistics import STATISTICS, Scores, suite_statistics
+from jaxrl_atari.report.score_statistics import STATISTICS, Scores, suite_statistics
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.files import write_file
 

@@ -17,7 +17,7 @@ from jaxrl_atari.report.aggregates import (
     write_rliable,
 )
 from jaxrl_atari.report.graphs import plot_profiles
-from jaxrl_atari.report.statistics import INTERVALS, probability_of_improvement
+from jaxrl_atari.report.score_statistics import INTERVALS, probability_of_improvement
 from jaxrl_atari.report.suites import Suite
 from jaxrl_atari.report.text import markdown_table
 from jaxrl_atari.runs.files import write_file, write_json

@@ -20,7 +20,7 @@ from jaxrl_atari import __version__
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import align_sessions, sample_std
-from jaxrl_atari.report.statistics import CONFIDENCE
+from jaxrl_atari.report.score_statistics import CONFIDENCE
 from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.text import left_out_text, score_text, sessions_text
 from jaxrl_atari.runs.columns import unit_of
@@ -318,7 +318,7 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
     """Draws performance profiles into suites.png and .svg, with bands of their intervals; returns the files.
 
     Args:
-        suites: name -> normalisation -> result of `statistics.suite_statistics`. The first normalisation is drawn.
+        suites: name -> normalisation -> result of `suite_statistics`. The first normalisation is drawn.
     """
     first = next(iter(suites.values()))
     kind = next(iter(first))

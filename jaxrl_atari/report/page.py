@@ -32,9 +32,9 @@ from jaxrl_atari.report.graphs import (
     plot_profiles,
     plot_run,
 )
+from jaxrl_atari.report.score_statistics import INTERVALS
 from jaxrl_atari.report.search_graphs import update_graphs
 from jaxrl_atari.report.searches import search_facts, trial_rows
-from jaxrl_atari.report.statistics import INTERVALS
 from jaxrl_atari.report.suites import EXPLANATION, Suite, read_suite, result_values, text_rows
 from jaxrl_atari.report.summary import Run, read_run, trial_summary, verified_text
 from jaxrl_atari.runs.description import read_config

@@ -18,7 +18,7 @@ from jaxrl_atari.report.aggregates import (
     statistics_rows,
     write_rliable,
 )
-from jaxrl_atari.report.statistics import INTERVALS
+from jaxrl_atari.report.score_statistics import INTERVALS
 from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games

@@ -24,7 +24,7 @@ from jaxrl_atari.report.metrics import (
     sample_std,
     session_metrics,
 )
-from jaxrl_atari.report.statistics import score_interval
+from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, read_result
 from jaxrl_atari.runs.layout import CONFIG_FILE, VERIFIED_FILE, session_number

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import SESSION_METRICS, TABLE_SCALES
-from jaxrl_atari.report.statistics import CONFIDENCE, score_interval
+from jaxrl_atari.report.score_statistics import CONFIDENCE, score_interval
 from jaxrl_atari.report.summary import TrialSummary
 
 

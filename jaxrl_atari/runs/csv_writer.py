@@ -24,21 +24,25 @@ class CsvWriter(Writer):
 
     Args:
         session_dir: its tables have readable headers (`require_headers`).
-        logged_at, evaluated_at: env steps of the newest log point and evaluation before a resume. Later rows are
+        metrics_until, evaluations_until: env steps of the last rows that are kept at a resume. Later rows are
             dropped from the files, because the session will write them again.
         say: receives lines for the user.
     """
 
-    def __init__(self, session_dir: Path, logged_at: int, evaluated_at: int, say: Callable[[str], object]):
+    def __init__(
+        self, session_dir: Path, metrics_until: int, evaluations_until: int, say: Callable[[str], object]
+    ):
         self._dir = session_dir
         self._say = say
         self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
         self._states: dict[str, tuple[int, int]] = {}  # `_state` of each table after this writer last wrote it
-        rows = self._take_over(METRICS_FILE, logged_at)
-        self._take_over(EVALUATIONS_FILE, evaluated_at)
+        rows = self._take_over(METRICS_FILE, metrics_until)
+        self._take_over(EVALUATIONS_FILE, evaluations_until)
         last_row = max((float(row["env_steps"]) for row in rows), default=0)
-        if last_row < logged_at:
-            say(f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {logged_at:,} are not there")
+        if last_row < metrics_until:
+            say(
+                f"{METRICS_FILE} ends at {last_row:,.0f} env steps: the rows up to {metrics_until:,} are not there"
+            )
 
     def _take_over(self, name: str, last: float = math.inf) -> Sequence[Mapping[str, str]]:
         """Writes a table anew with its rows up to `last` env steps, and returns them.

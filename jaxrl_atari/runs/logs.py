@@ -64,10 +64,14 @@ def open_logs(
     (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
     if config.evaluation.every_env_steps:
         _say_missing_evaluations(
-            session_dir / EVALUATIONS_FILE, progress.evaluated_at, was_evaluating, outputs.message
+            session_dir / EVALUATIONS_FILE, progress.evaluated_env_steps, was_evaluating, outputs.message
         )
-    evaluated_at = progress.evaluated_at - 1 if was_evaluating else progress.evaluated_at
-    outputs.add(CsvWriter(session_dir, progress.logged_at, evaluated_at, outputs.message))
+    evaluations_until = progress.evaluated_env_steps
+    if was_evaluating:
+        evaluations_until -= (
+            1  # without the row of that evaluation, which may have been written after the checkpoint
+        )
+    outputs.add(CsvWriter(session_dir, progress.logged_env_steps, evaluations_until, outputs.message))
     if config.log.tensorboard:
         outputs.add(TensorBoardWriter(config, session_dir))  # it reads the tables, which have been cut
 
@@ -84,12 +88,12 @@ def _set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
 
 
 def _say_missing_evaluations(
-    path: Path, evaluated_at: int, was_evaluating: bool, say: Callable[[str], object]
+    path: Path, evaluated_env_steps: int, was_evaluating: bool, say: Callable[[str], object]
 ) -> None:
     """Says so if evaluations.csv lacks rows that the session has written.
 
     Args:
-        evaluated_at: env steps of the newest evaluation.
+        evaluated_env_steps: env steps of the newest evaluation.
         was_evaluating: whether that one was still running, and so has no row. Then it is not known where the row
             before it was, and only an empty table is noticed.
     """
@@ -101,5 +105,5 @@ def _say_missing_evaluations(
             say(f"{path.name} is empty: the rows of earlier evaluations are not there")
         return
     last_row = max((float(row["env_steps"]) for row in table.rows), default=0)
-    if last_row < evaluated_at:
-        say(f"{path.name} ends at {last_row:,.0f} env steps: the rows up to {evaluated_at:,} are not there")
+    if last_row < evaluated_env_steps:
+        say(f"{path.name} ends at {last_row:,.0f} env steps: the rows up to {evaluated_env_steps:,} are not there")

@@ -22,13 +22,13 @@ def due(interval: int, before: int, now: int) -> bool:
     return interval > 0 and now // interval > before // interval
 
 
-def evaluation_due(config: Config, evaluated_at: int, env_steps: int) -> bool:
-    """Whether an evaluation is due after `env_steps`, if the newest one started at `evaluated_at` env steps.
+def evaluation_due(config: Config, evaluated_env_steps: int, env_steps: int) -> bool:
+    """Whether an evaluation is due after `env_steps`, if the newest one started after `evaluated_env_steps`.
 
     One that falls on the end of the budget is due, although the last update may end just before it.
     """
     reached = max(env_steps, config.total_env_steps) if config.is_spent(env_steps) else env_steps
-    return env_steps > evaluated_at and due(config.evaluation.every_env_steps, evaluated_at, reached)
+    return env_steps > evaluated_env_steps and due(config.evaluation.every_env_steps, evaluated_env_steps, reached)
 
 
 class EpisodeStatistics:
@@ -108,9 +108,9 @@ class Progress:
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
         self.steps_per_env: int = meta.get("steps", 0)  # with auto-reset steps
-        self.saved_at = self.env_steps  # env steps of the newest checkpoint
-        self.logged_at: int = meta.get("logged_env_steps", 0)  # env steps of the newest log point
-        self.evaluated_at: int = meta.get("evaluated_env_steps", 0)  # env steps when the newest evaluation started
+        self.saved_env_steps = self.env_steps  # of the newest checkpoint
+        self.logged_env_steps: int = meta.get("logged_env_steps", 0)  # of the newest log point
+        self.evaluated_env_steps: int = meta.get("evaluated_env_steps", 0)  # when the newest evaluation started
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)  # of training, before this start
         self.statistics = EpisodeStatistics()
         if meta:
@@ -136,6 +136,6 @@ class Progress:
             "updates": self.updates,
             "steps": self.steps_per_env,
             "statistics": self.statistics.to_dict(),
-            "logged_env_steps": self.logged_at,
-            "evaluated_env_steps": self.evaluated_at,
+            "logged_env_steps": self.logged_env_steps,
+            "evaluated_env_steps": self.evaluated_env_steps,
         }

@@ -138,8 +138,8 @@ class SessionLog:
             self._is_first_iteration = False
         self._acting_seconds += acting
         self._writer.progress(self._progress.env_steps, self._news())
-        if due(self._every_env_steps, self._progress.logged_at, self._progress.env_steps):
-            self._progress.logged_at = self._progress.env_steps
+        if due(self._every_env_steps, self._progress.logged_env_steps, self._progress.env_steps):
+            self._progress.logged_env_steps = self._progress.env_steps
             self._write_row(learning_rate)
             self._unlogged = []
 
@@ -173,7 +173,7 @@ class SessionLog:
         if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
             kept = "and the last checkpoint is kept"
             after = "goes on from there"
-            if not self._progress.saved_at:
+            if not self._progress.saved_env_steps:
                 kept = "before the first checkpoint"
                 after = "starts again at 0"
             raise NonFiniteError(
@@ -223,5 +223,5 @@ class SessionLog:
 
     def last_point(self, learning_rate: float) -> None:
         """Writes a log point for the steps since the last one. A resumed session drops it."""
-        if self._progress.env_steps > self._progress.logged_at:
+        if self._progress.env_steps > self._progress.logged_env_steps:
             self._write_row(learning_rate)

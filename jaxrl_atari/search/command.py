@@ -55,7 +55,7 @@ class Options(FromDirectory):
 
     def values(self) -> dict[str, Any]:
         """The config and the options of the search as a nested dict. `flat` names its values as the options."""
-        return self.full_config.to_dict() | {"search": self.search.to_dict()}
+        return self.config.to_dict() | {"search": self.search.to_dict()}
 
 
 def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | None]:
@@ -69,20 +69,18 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
     """
     sources = read_sources(arguments)
     default = Options()
-    if sources.config is not None:
-        file = run_config_file(sources.config)
-        default = Options(
-            search=file.call("get_search", SearchConfig), full_config=file.call("get_config", Config)
-        )
+    if sources.config_file is not None:
+        file = run_config_file(sources.config_file)
+        default = Options(search=file.call("get_search", SearchConfig), config=file.call("get_config", Config))
     before = None
     resumed = sources.resumed(is_search)
     if resumed is not None:
         config, search = read_search(resumed)
-        before = Options(full_config=config, search=search)
+        before = Options(config=config, search=search)
         sources.say_kept(default.values(), before.values())
         default = before
-    options = parse(Options, arguments, "search", default, before.full_config if before else None)
-    check_search(options.full_config, options.search)
+    options = parse(Options, arguments, "search", default, before.config if before else None)
+    check_search(options.config, options.search)
     if before is not None:
         _require_continuation(options, before)
     return options, before
@@ -107,7 +105,7 @@ def run_search(options: Options, before: Options | None) -> Path:
         SessionsFailed: every trial has failed, in this start or an earlier one; the results are written.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    config = options.full_config
+    config = options.config
     search = options.search
     set_up_ray(search.address, config.devices, search.resources)  # its errors come before anything is created
     env = config.env
@@ -147,7 +145,7 @@ def _start_or_resume(search_dir: Path, options: Options, before: Options | None)
     unfinished = unfinished_trials(search_dir, options.search)
     values_before = None if before is None else before.values()
     if unfinished or options.values() != values_before:
-        description = describe(options.full_config, search_dir, SEARCH_FILE)
+        description = describe(options.config, search_dir, SEARCH_FILE)
         write_json(search_dir / SEARCH_FILE, description | {"search": options.search.to_dict()})
     say(f"{'search directory:' if before is None else 'resuming'} {search_dir}")
     if values_before is not None:

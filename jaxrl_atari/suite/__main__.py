@@ -64,17 +64,17 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
         UserError: a value that cannot be used.
     """
     sources = read_sources(arguments)
-    default = Options(full_config=dataclasses.replace(load_config(sources.config), name="suite"))
+    default = Options(config=dataclasses.replace(load_config(sources.config_file), name="suite"))
     before = None
     resumed = sources.resumed(_holds_suite)
     if resumed is not None:
         before = read_plan(resumed)
-        sources.say_kept(default.full_config.to_dict(), before.config.to_dict())
-        default = Options(full_config=before.config, games=before.games)
+        sources.say_kept(default.config.to_dict(), before.config.to_dict())
+        default = Options(config=before.config, games=before.games)
     options = parse(Options, arguments, "suite", default, before.config if before else None)
-    config = options.full_config
+    config = options.config
     require(
-        config.env.game == default.full_config.env.game and not is_given("--env.game", arguments),
+        config.env.game == default.config.env.game and not is_given("--env.game", arguments),
         "env.game",
         config.env.game,
         expected="nothing; each game of a suite has its own trial",
@@ -116,7 +116,7 @@ def _check_resources(options: Options, before: Config) -> None:
             expected=f"{default} without --address",
             hint="on this machine, --trial.parallel N trains N sessions at a time",
         )
-    parallel = options.full_config.trial.parallel
+    parallel = options.config.trial.parallel
     require(
         not options.address or parallel in (0, before.trial.parallel),
         "trial.parallel",

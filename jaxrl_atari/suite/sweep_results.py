@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.aggregates import missing_intervals, normalised, statistics_by_name, statistics_rows
 from jaxrl_atari.report.graphs import plot_comparison
-from jaxrl_atari.report.statistics import INTERVALS
+from jaxrl_atari.report.score_statistics import INTERVALS
 from jaxrl_atari.report.suites import GAME_COLUMNS, Suite, SuiteResults
 from jaxrl_atari.report.text import markdown_table, score_text
 from jaxrl_atari.runs.files import write_file, write_json

@@ -1,6 +1,6 @@
 """The command `verify`: recomputes the scores of a run from its seeds and actions, or trains a part of it again.
 
-    python -m jaxrl_atari.verify RUN_DIR [--sessions all|0|1...] [--from E --to E] [--sample N]
+    python -m jaxrl_atari.verify RUN_DIR [--session all|N] [--from E --to E] [--sample N]
     python -m jaxrl_atari.verify RUN_DIR --retrain E
 
 The first form needs no GPU, no neural network and no random numbers of JAX. It plays the games of the log of
@@ -35,8 +35,8 @@ class Options(WithImports):
 
     run_dir: tyro.conf.Positional[Path]
     """Directory of a run."""
-    sessions: Annotated[Literal["all"] | int, Limits(0, 10_000)] = "all"
-    """All sessions, or the number of one."""
+    session: Annotated[Literal["all"] | int, Limits(0, 10_000)] = "all"
+    """`all` sessions, or the number of one."""
     start: Annotated[int, tyro.conf.arg(name="from"), Limits(0, 10**12)] = 0
     """Play only pieces of games that end after about this env step."""
     end: Annotated[int | None, tyro.conf.arg(name="to"), Limits(0, 10**12)] = None
@@ -57,9 +57,9 @@ def verify_sessions(config: Config, options: Options) -> None:
     """
     if config.unrecorded_reason:
         raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
-    chosen = [path for path in session_dirs(options.run_dir) if options.sessions in ("all", session_number(path))]
+    chosen = [path for path in session_dirs(options.run_dir) if options.session in ("all", session_number(path))]
     if not chosen:
-        raise UserError(f"{options.run_dir}: has no session {options.sessions}")
+        raise UserError(f"{options.run_dir}: has no session {options.session}")
     problems: list[UserError] = []
     for session_dir in chosen:
         try:
@@ -107,10 +107,10 @@ def retrain_sessions(options: Options, checkpoint: int) -> None:
     for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
         require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
     found = session_dirs(options.run_dir)
-    if options.sessions == "all":
+    if options.session == "all":
         chosen = [path for path in found if checkpoint in checkpoint_env_steps(path)]
     else:
-        chosen = [path for path in found if options.sessions == session_number(path)]
+        chosen = [path for path in found if options.session == session_number(path)]
     if not chosen:
         kept = {path.name: checkpoint_env_steps(path) for path in found}
         raise UserError(f"--retrain {checkpoint}: no session has a checkpoint there; there are: {kept}")

@@ -63,16 +63,16 @@ def verify_session(config: Config, session_dir: Path, start: int, end: int | Non
             which may explain it.
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
-    saved_at = latest_env_steps(session_dir)
-    logged_at = logged_env_steps(session_dir)
+    saved = latest_env_steps(session_dir)
+    logged = logged_env_steps(session_dir)
     log = read_actions(session_dir)
     all_pieces = pieces(log)
     chosen = choose_pieces(all_pieces, log, start, end, sample)
     expected = expected_rows(log)
     env_steps = max(expected, default=0)
     try:
-        rows, all_rows = check_rows(session_dir, expected, logged_at)
-        if env_steps < saved_at:
+        rows, all_rows = check_rows(session_dir, expected, logged)
+        if env_steps < saved:
             raise missing_actions(
                 session_dir,
                 f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",

@@ -29,21 +29,21 @@ def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
     return rows
 
 
-def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged_at: int) -> tuple[int, int]:
+def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged_env_steps: int) -> tuple[int, int]:
     """Compares the rows of metrics.csv with those that the games of the log give.
 
     A column that the file lacks is not checked.
 
     Args:
         expected: what `expected_rows` returned.
-        logged_at: env steps of the last row that the file had at the newest checkpoint; 0 if it had none.
+        logged_env_steps: env steps of the last row that the file had at the newest checkpoint; 0 if it had none.
 
     Returns:
         The rows compared, and all rows. Later rows are beyond the end of the log.
 
     Raises:
         VerificationFailed: a row has another number of env steps or games, or another `return_mean`, `return_ma`
-            or length; a line is not understood; the file ends before `logged_at`.
+            or length; a line is not understood; the file ends before `logged_env_steps`.
     """
     env_steps = max(expected, default=0)
     path = session_dir / METRICS_FILE
@@ -53,9 +53,9 @@ def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged_
     if lost := table._replace(unfinished="").lost_before(env_steps):
         raise VerificationFailed(f"{path}: {not_understood(lost)}; restore it from a copy")
     last_row = max((float(row["env_steps"]) for row in rows), default=0)
-    if last_row < logged_at:
+    if last_row < logged_env_steps:
         raise VerificationFailed(
-            f"{path}: ends at {last_row:,.0f} env steps, and had rows up to {logged_at:,} at the newest"
+            f"{path}: ends at {last_row:,.0f} env steps, and had rows up to {logged_env_steps:,} at the newest"
             " checkpoint; restore it from a copy"
         )
     covered = [row for row in rows if float(row["env_steps"]) <= env_steps]

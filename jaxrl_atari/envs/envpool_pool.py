@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from jaxrl_atari.envs.ale import rom_ids, rom_path
+from jaxrl_atari.envs.ale_pool import rom_ids, rom_path
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import UserError
