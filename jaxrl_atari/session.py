@@ -1,8 +1,7 @@
 """Session: one training run with one seed. Its loop is `train`: collect, update, log, checkpoint."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,27 +10,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import TrainState
-from jaxrl_atari.config import Config, NetworkConfig
+from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
-from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.hardware.tuning import compile_clock
-from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
-from jaxrl_atari.network_forms import make_network, make_networks
-from jaxrl_atari.networks import Networks
+from jaxrl_atari.learner import Learner, ReadMetrics
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
-from jaxrl_atari.runs.checkpoints import Checkpoints, RestoredCheckpoint
+from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due
@@ -42,6 +36,7 @@ from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
 from jaxrl_atari.session_games import SessionGames, start_games
+from jaxrl_atari.session_parts import make_evaluator, make_learner, make_log, networks_of_session
 
 
 def run_session(
@@ -314,7 +309,7 @@ def open_session(
     if leads and config.log.wandb:
         require_wandb()
     with contextlib.ExitStack() as exits:
-        keep_dir = exits.enter_context(claim_as_leader(session_dir, resume))
+        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         say = outputs.message
         say("starting the games and the network")
@@ -324,7 +319,9 @@ def open_session(
         restored = checkpoints.resume(partial(abstract_arrays, config, device=placement.home)) if resume else None
         progress = Progress(restored.meta if restored else {})
 
-        games = make_games(config, placement, seed, progress, checkpoints, restored, say)
+        networks_for = partial(networks_of_session, config.network, placement)
+        groups_for = partial(make_groups, config, placement, networks_for)
+        games = start_games(groups_for, config.env, seed, progress, checkpoints, restored, say)
         exits.callback(games.close)
         arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
         learner = make_learner(config, placement, games.num_actions, arrays, say)
@@ -363,89 +360,9 @@ def open_session(
         if restored is not None:
             say(resume_text(restored.meta, session.meta()))
         del restored, arrays  # the learner has a copy of the train state: 20 MB for `nature`
-        keep_dir()
+        if keep_dir is not None:  # nothing can be refused any more: a new directory stays
+            keep_dir()
         yield session
-
-
-def claim_as_leader(session_dir: Path, resume: bool) -> AbstractContextManager[Callable[[], None]]:
-    """What `claim_session_dir` returns; in a process that is not the leader, something that does nothing."""
-    return claim_session_dir(session_dir, resume) if is_leader() else contextlib.nullcontext(lambda: None)
-
-
-def networks_of_session(network: NetworkConfig, placement: Placement, num_actions: int) -> Networks:
-    """The networks of a session, in the forms that suit the devices that learn and act."""
-    return make_networks(network, num_actions, *placement.device_classes)
-
-
-def make_games(
-    config: Config,
-    placement: Placement,
-    seed: int,
-    progress: Progress,
-    checkpoints: Checkpoints,
-    restored: RestoredCheckpoint | None,
-    say: Callable[[str], object],
-) -> SessionGames:
-    """The games of a session, with the network that acts in them. Arguments: see `start_games`."""
-    networks_for = partial(networks_of_session, config.network, placement)
-    make = partial(make_groups, config, placement, networks_for)
-    return start_games(make, config.env, seed, progress, checkpoints, restored, say)
-
-
-def make_learner(
-    config: Config,
-    placement: Placement,
-    num_actions: int,
-    arrays: dict[str, Any],
-    say: Callable[[str], object],
-) -> Learner:
-    """The learner that `config.overlap` selects. It copies the train state. `say` gets advice on slow networks."""
-    networks = networks_of_session(config.network, placement, num_actions)
-    if networks.learning.advice:
-        say(networks.learning.advice)
-    kind = Learner if config.overlap == "none" else OverlappedLearner
-    return kind(config, placement, networks, arrays)
-
-
-def make_evaluator(
-    config: Config, placement: Placement, seed: int, num_actions: int, session_dir: Path, outputs: Writer
-) -> Evaluator:
-    """The evaluator of a session, with the network in the form that suits its device. See `Evaluator`."""
-    device = placement.evaluator
-    network = make_network(config.network, num_actions, device_class(device))
-    return Evaluator(
-        config, seed, network, num_actions, device, session_dir, say=outputs.message, write=outputs.evaluation
-    )
-
-
-def make_log(
-    config: Config,
-    outputs: Writer,
-    progress: Progress,
-    restored: RestoredCheckpoint | None,
-    train_state: TrainState,
-    games: SessionGames,
-    machine: Callable[[], Mapping[str, float]],
-) -> SessionLog:
-    """The log of a session, which continues that of a checkpoint.
-
-    Args:
-        outputs: receives its lines and log points.
-        restored: the checkpoint that the session resumes from; None for a new session.
-        train_state: that of the checkpoint, or the first one.
-        machine: returns the machine's figures for a log point.
-    """
-    return SessionLog(
-        outputs,
-        config.log.every_env_steps,
-        progress,
-        unlogged=restored.meta.get("unlogged_metrics", ()) if restored else (),
-        optimizer_steps=int(train_state.optimizer_steps),
-        steps_per_update=config.ppo.epochs * config.num_minibatches,
-        monitor=machine,
-        in_progress=games.in_progress,
-        compiled=compile_clock(),
-    )
 
 
 def place_session(config: Config) -> Placement:
