@@ -12,12 +12,12 @@ import math
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.benchmark.comparison import compare, print_comparison, run_json, run_side
+from jaxrl_atari.benchmark.comparison import SideRun, compare, print_comparison, run_json, run_side
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
 from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
@@ -25,12 +25,12 @@ Dtype = Literal["auto", "float32", "bfloat16"]
 YARDSTICK = Path(__file__).with_name("torch_ppo.py")
 
 
-def run_torch(mode: str, part: str, seconds: float, game: str) -> dict[str, Any]:
+def run_torch(mode: str, part: str, seconds: float, game: str) -> SideRun:
     """One run of the yardstick."""
     iterations = math.ceil(seconds * 500 / 2048)  # it trains at about 500 SPS on two cores
     options = {"mode": mode, "what": part, "iterations": iterations, "game": game, "threads": usable_cores()}
     found = run_json([YARDSTICK, *(f"--{name}={value}" for name, value in options.items())])
-    return {"rate": found["median"], **found}
+    return SideRun(found["median"], found["peak_rss_gib"], {"rate": found["median"], **found})
 
 
 def main(
@@ -58,7 +58,7 @@ def main(
             pairs.append((ours, f"torch {mode}"))
     result = compare(sides, pairs, repeats)
     print_comparison(result)
-    print(json.dumps(result))
+    print(json.dumps(result.to_dict()))
 
 
 if __name__ == "__main__":

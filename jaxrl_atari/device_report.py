@@ -36,7 +36,7 @@ class Options(FromConfig):
     """
 
 
-def print_report(config: Config, with_memory: bool) -> list[str]:
+def _print_report(config: Config, with_memory: bool) -> list[str]:
     """Prints the report.
 
     A fault is a driver or a device that fails, and gives status 1. A problem is a fault, or GPUs that stay unused
@@ -50,7 +50,7 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
         The faults.
     """
     visible = visible_gpus()
-    print_versions()
+    _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
     limit_jax(DevicesConfig(data_parallel="all"))
     found = start_gpus()
@@ -62,11 +62,11 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
     missing = [str(index) for index in range(len(visible.gpus)) if index not in gpus]
     if missing:  # if JAX could not start on any, none is visible any more
         faults.append(visible_gpus().why_none or f"JAX has started without GPU {', '.join(missing)}")
-    faults += try_devices([*gpus.values(), jax.devices("cpu")[0]])
+    faults += _try_devices([*gpus.values(), jax.devices("cpu")[0]])
     if not visible.gpus and visible.fault is None:
         say(f"no GPU: {visible.why_none}")
 
-    print_choices(found)
+    _print_choices(found)
     if with_memory and not faults:
         devices = config.devices
         if devices.distributed:  # the part of this process
@@ -83,7 +83,7 @@ def print_report(config: Config, with_memory: bool) -> list[str]:
     return faults
 
 
-def print_versions() -> None:
+def _print_versions() -> None:
     """Prints the versions of the NVIDIA driver, of JAX, and of the packages with which it computes on GPUs."""
     driver = driver_version()
     if driver is not None:
@@ -93,11 +93,11 @@ def print_versions() -> None:
         say(f"{name} {version}")
 
 
-def try_devices(devices: Sequence[jax.Device]) -> list[str]:
+def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
     """Multiplies matrices on each device, prints a line for each, and returns the faults."""
     faults = []
     for device in devices:
-        result = multiply(device)
+        result = _multiply(device)
         memory = ""
         if result == "right":  # a device that fails may report no memory either
             limit = (device.memory_stats() or {}).get("bytes_limit")
@@ -108,7 +108,7 @@ def try_devices(devices: Sequence[jax.Device]) -> list[str]:
     return faults
 
 
-def print_choices(found: Sequence[jax.Device]) -> None:
+def _print_choices(found: Sequence[jax.Device]) -> None:
     """Prints the device that each value of `devices.gpu` picks.
 
     Args:
@@ -123,7 +123,7 @@ def print_choices(found: Sequence[jax.Device]) -> None:
         say(f"devices.gpu = {str(option).lower():6}{device}")
 
 
-def multiply(device: jax.Device) -> str:
+def _multiply(device: jax.Device) -> str:
     """Compares a product of matrices on a device with NumPy's.
 
     Returns:
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:  # this machine lacks a device that the config demands: the report may tell why
         lacking = error
     has_config = sources.config_file is not None or config != Config()
-    faults = print_report(config, with_memory=has_config and lacking is None)
+    faults = _print_report(config, with_memory=has_config and lacking is None)
     if lacking is not None:
         raise lacking
     if faults:

@@ -3,6 +3,7 @@
 import difflib
 import errno
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,19 @@ def correctable(error: Exception) -> UserError | None:
     if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
         return UserError(os_reason(error))
     return error if isinstance(error, UserError) else None
+
+
+def require_package(package: str, extra: str, needed_by: str = "") -> None:
+    """Raises `UserError` if an optional package is not installed. It is not imported, which may take seconds.
+
+    Args:
+        package: name of the module.
+        extra: the extra of this package that installs it.
+        needed_by: the option that needs it, such as `log.wandb = true`, where the command does not say it.
+    """
+    if find_spec(package) is None:
+        text = f"{package} is not installed; pip install 'jaxrl_atari[{extra}]'"
+        raise UserError(f"{needed_by}: {text}" if needed_by else text)
 
 
 def require(holds: object, field: str, value: Any, expected: str, hint: str = "") -> None:

@@ -56,7 +56,7 @@ class Options:
     """The x axis of the comparison."""
 
 
-def say_paths(paths: Iterable[Path]) -> None:
+def _say_paths(paths: Iterable[Path]) -> None:
     """Prints paths, one per line."""
     for path in paths:
         say(str(path))
@@ -65,7 +65,7 @@ def say_paths(paths: Iterable[Path]) -> None:
 Result = TypeVar("Result", Run, list[Path])
 
 
-def draw_search(search_dir: Path) -> list[Path]:
+def _draw_search(search_dir: Path) -> list[Path]:
     """Draws the trials of a search into SEARCH_DIR/graphs/, and returns the files.
 
     Raises:
@@ -79,7 +79,7 @@ def draw_search(search_dir: Path) -> list[Path]:
     return files
 
 
-def draw_setting_curves(sweep_dir: Path) -> list[Path]:
+def _draw_setting_curves(sweep_dir: Path) -> list[Path]:
     """Draws the learning curves of all settings of a sweep into SWEEP_DIR/graphs/; returns the files.
 
     Raises:
@@ -93,7 +93,7 @@ def draw_setting_curves(sweep_dir: Path) -> list[Path]:
     return files
 
 
-def each_usable(
+def _each_usable(
     work: Callable[[Path], Result], directories: Mapping[str, Path], is_only_one: bool
 ) -> dict[str, Result]:
     """Reads or draws directories of one kind.
@@ -131,7 +131,7 @@ class Directories(NamedTuple):
     sweeps: dict[str, Path]
 
 
-def by_kind(directories: Mapping[str, Path]) -> Directories:
+def _by_kind(directories: Mapping[str, Path]) -> Directories:
     """Sorts directories by their kinds.
 
     A path of no kind is named on stderr and left out, because `data/*` may also match other files. But a path that
@@ -152,7 +152,7 @@ def by_kind(directories: Mapping[str, Path]) -> Directories:
     return kinds
 
 
-def draw_suites(suites: Mapping[str, Suite], options: Options, file: str) -> None:
+def _draw_suites(suites: Mapping[str, Suite], options: Options, file: str) -> None:
     """Draws the learning curves of suites.
 
     Args:
@@ -160,10 +160,10 @@ def draw_suites(suites: Mapping[str, Suite], options: Options, file: str) -> Non
     """
     curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
     if curves:
-        say_paths(plot_comparison(curves, options.output, options.title, file, options.x))
+        _say_paths(plot_comparison(curves, options.output, options.title, file, options.x))
 
 
-def print_comparison(suites: Mapping[str, Suite], output: Path) -> None:
+def _print_comparison(suites: Mapping[str, Suite], output: Path) -> None:
     """Compares suites, prints the comparison and saves it. Raises `UserError` as `compare_suites`."""
     comparison = compare_suites(suites)
     save_comparison(comparison, output)
@@ -177,28 +177,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
-    kinds = by_kind(dict(zip(names, directories, strict=True)))
+    kinds = _by_kind(dict(zip(names, directories, strict=True)))
 
     # Runs and suites are read before anything is drawn, so that one that cannot be read is an error at once.
-    runs = each_usable(read_run, kinds.runs, count == 1)
+    runs = _each_usable(read_run, kinds.runs, count == 1)
     suites = {name: read_suite(path) for name, path in kinds.suites.items()}
     for suite in suites.values():
         for problem in suite.damaged.values():
             say(f"not drawn: {problem}", sys.stderr)
-    drawn = each_usable(draw_search, kinds.searches, count == 1)
-    drawn |= each_usable(draw_setting_curves, kinds.sweeps, count == 1)
+    drawn = _each_usable(_draw_search, kinds.searches, count == 1)
+    drawn |= _each_usable(_draw_setting_curves, kinds.sweeps, count == 1)
     if not (runs or suites or drawn):
         raise UserError("nothing is drawn: the lines above say why")
     for files in drawn.values():
-        say_paths(files)
+        _say_paths(files)
     for run in runs.values():
-        say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
+        _say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
     if len(runs) > 1:
-        say_paths(plot_comparison([*runs.items()], options.output, options.title, x=options.x))
+        _say_paths(plot_comparison([*runs.items()], options.output, options.title, x=options.x))
     if suites:
-        draw_suites(suites, options, "comparison_of_suites" if len(runs) > 1 else "comparison")
+        _draw_suites(suites, options, "comparison_of_suites" if len(runs) > 1 else "comparison")
         try:
-            print_comparison(suites, options.output)
+            _print_comparison(suites, options.output)
         except UserError as error:
             if not (runs or drawn):
                 raise

@@ -17,7 +17,7 @@ from fake_pools import FakePool
 
 from jaxrl_atari.benchmark import __main__ as benchmark
 from jaxrl_atari.benchmark import measure
-from jaxrl_atari.benchmark.comparison import compare, make_sides, print_comparison
+from jaxrl_atari.benchmark.comparison import SideRun, compare, make_sides, print_comparison, run_json
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware import gpus
@@ -120,17 +120,35 @@ def test_sides_take_turns_and_ratios_are_of_neighbours(capsys):
     def side(name):
         def run():
             order.append(name)
-            return {"rate": float(next(speed)), "peak_rss_gib": 0.5}
+            return SideRun(float(next(speed)), 0.5, {"name": name})
 
         return run
 
     result = compare({name: side(name) for name in "abc"}, [("b", "a"), ("c", "a")], repeats=2)
     assert order == ["a", "b", "c", "c", "b", "a"]
-    assert result["ratios"]["b / a"]["values"] == [2 / 1, 5 / 6]
-    assert result["ratios"]["c / a"]["values"] == [3 / 1, 4 / 6]
-    assert result["sides"]["a"]["rate"]["median"] == 3.5
+    assert result.ratios["b / a"].values == [2 / 1, 5 / 6]
+    assert result.ratios["c / a"].values == [3 / 1, 4 / 6]
+    assert result.sides["a"].rate.median == 3.5
+    assert result.to_dict()["sides"]["a"] == {
+        "rate": {"median": 3.5, "min": 1.0, "max": 6.0, "values": [1.0, 6.0]},
+        "runs": [{"name": "a"}] * 2,
+    }
     print_comparison(result)
-    assert "b / a: 1.42 (0.83 to 2.00, 2 pairs)" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert out.startswith("round 1 of 2: a 1\nround 1 of 2: b 2\n")
+    assert "b / a: 1.42 (0.83 to 2.00, 2 pairs)" in out
+
+
+def test_a_side_shows_the_traceback_of_a_bug_and_one_line_of_an_error_of_the_user(capfd):
+    with pytest.raises(UserError, match=r"-c .* failed \(exit status 1\): ZeroDivisionError: division by zero"):
+        run_json(["-c", "1 / 0"])
+    assert capfd.readouterr().err.startswith("Traceback (most recent call last):\n")
+    with pytest.raises(UserError, match=r"failed \(exit status 2\): devices.gpu"):
+        run_json(["-c", "import sys; print('error: devices.gpu', file=sys.stderr); sys.exit(2)"])
+    assert capfd.readouterr().err == ""
+    code = "import sys; print('a warning', file=sys.stderr); print('{}')"
+    assert run_json(["-c", code]) == {}
+    assert capfd.readouterr().err == "a warning\n"
 
 
 def test_the_sides_of_a_comparison():
@@ -199,7 +217,7 @@ def test_the_whole_command(overlap, capsys):
     assert figures["share_of_limit"]["values"] == shares
     time = [figures[name]["values"] for name in ("emulators_percent", "policy_percent", "learning_percent")]
     np.testing.assert_allclose(np.sum(time, axis=0), 100)
-    assert 0.1 < result["peak_rss_gib"] < 8
+    assert 0.1 < result["start_peak_rss_gib"] < 8
     assert result["start_seconds"] > 0
     assert (result["config"]["overlap"], result["versions"]["jax"]) == (overlap, jax.__version__)
     assert result["hardware"]["cpu"] in "\n".join(lines)

@@ -14,14 +14,14 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import psutil
 import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, make_sides, print_comparison
-from jaxrl_atari.benchmark.measure import PARTS, measure, trace
+from jaxrl_atari.benchmark.measure import PARTS, Measurement, measure, trace
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
@@ -62,21 +62,22 @@ class Options(FromConfig):
     """Also write the JSON object to this file."""
 
 
-def print_report(result: dict[str, Any]) -> None:
+def _print_report(result: Measurement) -> None:
     """Prints the result of `measure` as a table."""
-    say(f"\non {result['devices']}")
+    say(f"\non {result.devices}")
     say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
     notes = RATES | {name: f"{COLUMNS[name].unit}; {COLUMNS[name].definition}" for name in MACHINE_COLUMNS}
     for name, note in notes.items():
-        if name in result["figures"]:
-            figure = result["figures"][name]
-            cells = [f"{_figure_text(figure[key]):>11}" for key in ("median", "min", "max")]
+        if name in result.figures:
+            figure = result.figures[name]
+            cells = [f"{_figure_text(value):>11}" for value in (figure.median, figure.min, figure.max)]
             say(f"{name:<28}{''.join(cells)}   {note}")
-    memory = f"peak memory until the first repeat {result['peak_rss_gib']:.2f} GiB"
-    say(f"{memory}; start, with compilation, {result['start_seconds']:.1f} s")
+    memory = f"peak memory until the first repeat {result.start_peak_rss_gib:.2f} GiB"
+    say(f"{memory}; start, with compilation, {result.start_seconds:.1f} s")
 
 
 def _figure_text(value: float) -> str:
+    """A figure with three digits, or all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -95,7 +96,7 @@ def check_options(options: Options) -> None:
         require(not options.json_file.is_dir(), "--json", str(options.json_file), "the path of a file")
 
 
-def make_folder_of(json_file: Path) -> None:
+def _make_folder_of(json_file: Path) -> None:
     """Makes the folder of the file of `--json`. Raises `UserError` if that is not possible."""
     try:
         json_file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parts = options.parts.split(",")
     check_options(options)
     if options.json_file:
-        make_folder_of(options.json_file)
+        _make_folder_of(options.json_file)
     for line in tune_process():
         say(line)
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
@@ -129,12 +130,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         first, *others = sides
         compared = compare(sides, [(other, first) for other in others], options.repeats)
         print_comparison(compared)
-        result = {"compare": options.comparison, **compared}
+        result = {"compare": options.comparison, **compared.to_dict()}
     elif options.trace_dir:
         result = {"trace": trace(config, options.trace_dir, options.repeats)}
     else:
-        result = measure(config, parts, options.repeats, options.seconds)
-        print_report(result)
+        measured = measure(config, parts, options.repeats, options.seconds)
+        _print_report(measured)
+        result = measured.to_dict()
     say("\n" + json.dumps(result | description, allow_nan=False))
     if options.json_file:
         problem = try_write_json(options.json_file, result | description)

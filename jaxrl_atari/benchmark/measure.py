@@ -165,12 +165,35 @@ PARTS = {
 # --- All parts ---------------------------------------------------------------------------------------------------
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
-    """Median, minimum, maximum and values of a figure over the repeats."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)}
+class Spread(NamedTuple):
+    """A figure over the repeats."""
+
+    median: float
+    min: float
+    max: float
+    values: list[float]
 
 
-def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) -> dict[str, Any]:
+def spread(values: Sequence[float]) -> Spread:
+    """The spread of the values of a figure."""
+    return Spread(statistics.median(values), min(values), max(values), list(values))
+
+
+class Measurement(NamedTuple):
+    """The result of `measure`."""
+
+    figures: dict[str, Spread]
+    start_peak_rss_gib: float  # peak memory of compilation and the first iterations of training
+    start_seconds: float  # until the first repeat, with compilation
+    devices: str  # the devices and the arithmetic
+
+    def to_dict(self) -> dict[str, Any]:
+        """The measurement as JSON values."""
+        figures = {name: figure._asdict() for name, figure in self.figures.items()}
+        return self._asdict() | {"figures": figures}
+
+
+def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) -> Measurement:
     """Times parts of training in this process and prints its progress. Starts JAX's back end.
 
     Args:
@@ -178,14 +201,6 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
         parts: some of `PARTS`.
         repeats: number of repeats.
         seconds: minimum time of each part in each repeat; its last iteration is completed.
-
-    Returns:
-        JSON values:
-
-        - `figures`: name -> its `spread` over the repeats
-        - `peak_rss_gib`: of the start: compilation and the first iterations of training
-        - `start_seconds`: the time until the first repeat, with compilation
-        - `devices`: the devices and the arithmetic, as text
     """
     figures = defaultdict(list)
     started = time.perf_counter()
@@ -208,12 +223,12 @@ def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) 
             for name, value in found.items():
                 if math.isfinite(value):
                     figures[name].append(value)
-        return {
-            "figures": {name: spread(values) for name, values in figures.items()},
-            "peak_rss_gib": rss / 2**30,
-            "start_seconds": seconds_to_start,
-            "devices": training.session.device_text(),
-        }
+        return Measurement(
+            figures={name: spread(values) for name, values in figures.items()},
+            start_peak_rss_gib=rss / 2**30,
+            start_seconds=seconds_to_start,
+            devices=training.session.device_text(),
+        )
 
 
 def trace(config: Config, folder: Path, iterations: int) -> list[str]:

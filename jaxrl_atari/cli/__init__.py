@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from jaxrl_atari.cli.signals import INTERRUPTED, interrupt, keep_interrupts, received
+from jaxrl_atari.cli.signals import INTERRUPTED, SIGNALS, interrupt, keep_interrupts, received
 from jaxrl_atari.errors import correctable
 from jaxrl_atari.output import say, write
 
@@ -25,14 +25,15 @@ def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits with status 0, or with 1 or 2 after an error that the user can correct.
 
     - An exception that `correctable` recognises is printed in one line. Any other keeps its traceback: a bug.
-    - Ctrl-C, SIGTERM, SIGUSR1 and SIGUSR2 raise `KeyboardInterrupt` in `main`, also where Python swallows it at
-      first. Its message is printed, and the status is 130. A second signal ends the process at once.
+    - The `SIGNALS`, such as Ctrl-C, SIGTERM and that of a closed terminal, raise `KeyboardInterrupt` in `main`,
+      also where Python swallows it at first. Its message is printed, and the status is 130. A second signal ends
+      the process at once.
     """
     _open_streams()
     logging.basicConfig(format="%(levelname)s: %(message)s")
     received.clear()
     keep_interrupts()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT is in the background of a script
             signal.signal(number, interrupt)
     status = 0

@@ -17,8 +17,8 @@ INTERRUPTED = 130
 CLEAR_LINE = "\r\x1b[K"
 """Erases the live line of a terminal."""
 
-REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals of a `StopRequest`."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that interrupt a command or, within a `StopRequest`, ask a session to stop."""
 
 received: list[int] = []
 """Signals that the running command has received outside a `StopRequest`."""
@@ -89,7 +89,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
-            for number in REQUESTS:
+            for number in SIGNALS:
                 if signal.getsignal(number) != signal.SIG_IGN:
                     self._before[number] = signal.signal(number, self._handle)
         return self

@@ -15,7 +15,6 @@ writes anything, it runs them on the same inputs and compares their outputs.
 
 import dataclasses
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,7 +23,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export.programs import export_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
@@ -54,8 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(Options, arguments, "export")
     import_named(options.imports)
     for package in ("onnx", "onnxruntime"):
-        if find_spec(package) is None:
-            raise UserError(f"{package} is not installed; pip install 'jaxrl_atari[export]'")
+        require_package(package, "export")
     if options.output is not None and (options.output.is_file() or any(options.output.glob("*"))):
         raise UserError(f"--output {options.output}: exists already; choose another folder, or remove it")
     forbid_gpu()  # a GPU may be training

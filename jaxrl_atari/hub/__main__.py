@@ -22,7 +22,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +29,7 @@ from tyro.conf import Positional
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse_command
-from jaxrl_atari.errors import UserError, os_reason
+from jaxrl_atari.errors import UserError, os_reason, require_package
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.hub.files import Checkpoint, packed_files, repository_files
 from jaxrl_atari.imports import ImportNames, import_named
@@ -63,12 +62,6 @@ LEFT_OUT = (
 """What a push leaves out of a checkpoint, unless it pushes the latest ones."""
 
 
-def _require_library() -> None:
-    """Raises `UserError` unless huggingface_hub is installed."""
-    if find_spec("huggingface_hub") is None:
-        raise UserError("huggingface_hub is not installed; pip install 'jaxrl_atari[hub]'")
-
-
 def _require_new(directory: Path) -> None:
     """Raises `UserError` if there is a file of that name, or a directory that is not empty."""
     if directory.is_file() or any(directory.glob("*")):
@@ -78,7 +71,7 @@ def _require_new(directory: Path) -> None:
 @contextlib.contextmanager
 def _client(repo_id: str) -> Iterator[Any]:
     """A client of the Hub. An error in the block becomes a `UserError` that names the `VARIABLES` in force."""
-    _require_library()
+    require_package("huggingface_hub", "hub")
     from huggingface_hub import HfApi
 
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
@@ -124,7 +117,7 @@ def push(
         imports: module, or path of a Python file, that registers the run's network
     """
     import_named(imports)
-    _require_library()
+    require_package("huggingface_hub", "hub")
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     files = repository_files(run_dir, repo_id, checkpoint)

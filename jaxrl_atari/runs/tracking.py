@@ -1,6 +1,5 @@
 """Writers of TensorBoard's event files and of Weights & Biases runs."""
 
-import importlib.util
 import itertools
 import math
 import subprocess
@@ -11,7 +10,7 @@ from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.runs.columns import AXES, group_of
 from jaxrl_atari.runs.early_runs import add_times
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
@@ -95,14 +94,8 @@ def add_to_tensorboard(video: Path, env_steps: int) -> None:
 
 
 def require_wandb() -> None:
-    """Raises `UserError` if the package wandb is not installed. It is not imported, which takes a second."""
-    if importlib.util.find_spec("wandb") is None:
-        raise UserError(_NO_WANDB)
-
-
-_NO_WANDB = (
-    "log.wandb = true: the package wandb is not installed; pip install 'jaxrl_atari[wandb]' or leave log.wandb out"
-)
+    """Raises `UserError` if the package wandb is not installed, which `log.wandb` needs."""
+    require_package("wandb", "wandb", needed_by="log.wandb = true")
 
 
 class WandbWriter(Writer):
@@ -114,14 +107,13 @@ class WandbWriter(Writer):
         run_id: id of the run. If there is a run with this id, it continues.
 
     Raises:
-        UserError: wandb cannot be imported, or refuses the run, because nobody is logged in for example.
+        UserError: wandb is not installed, or refuses the run, because nobody is logged in for example.
     """
 
     def __init__(self, config: Config, session_dir: Path, run_id: str):
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise UserError(_NO_WANDB) from error
+        require_wandb()
+        import wandb  # pyright: ignore[reportMissingImports]
+
         session_dir = session_dir.resolve()
         # The folder above the run tells runs of suites apart, which are named after games, and numbered trials.
         trial = "-".join(session_dir.parts[-3:-1])

@@ -48,7 +48,7 @@ class Options(WithImports):
     same software, device and threads, and compare all bits. Nothing in the run is changed."""
 
 
-def verify_sessions(config: Config, options: Options) -> None:
+def _verify_sessions(config: Config, options: Options) -> None:
     """Verifies one session or all, and shows the results. One of which all was played is kept in verified.json.
 
     Raises:
@@ -70,17 +70,17 @@ def verify_sessions(config: Config, options: Options) -> None:
             if len(chosen) > 1:  # the others may take hours
                 say(f"{session_dir.name}  {'differs' if differs else 'is not verified'}: {error}")
             if differs:
-                remove_result(session_dir / VERIFIED_FILE)
+                _remove_result(session_dir / VERIFIED_FILE)
             continue
         say(f"{session_dir.name}  verified: {verified.text}")
         if verified.is_whole:
             problem = try_write_json(session_dir / VERIFIED_FILE, verified.to_dict())
             if problem:
                 say(f"{session_dir.name}  the result is not saved: {problem}")
-    raise_problems(problems)
+    _raise_problems(problems)
 
 
-def raise_problems(problems: Sequence[UserError]) -> None:
+def _raise_problems(problems: Sequence[UserError]) -> None:
     """Raises the errors of all sessions, if any, as one: `VerificationFailed` if one of them is."""
     if not problems:
         return
@@ -89,7 +89,7 @@ def raise_problems(problems: Sequence[UserError]) -> None:
     raise kind("; ".join(map(str, problems)))
 
 
-def remove_result(verified: Path) -> None:
+def _remove_result(verified: Path) -> None:
     """Removes the result of an earlier verification, or says why that is not possible."""
     try:
         verified.unlink(missing_ok=True)
@@ -97,7 +97,7 @@ def remove_result(verified: Path) -> None:
         say(f"{verified}: cannot be removed ({error.strerror}); it is of an earlier verification")
 
 
-def retrain_sessions(options: Options, checkpoint: int) -> None:
+def _retrain_sessions(options: Options, checkpoint: int) -> None:
     """Trains one session, or all, again from the checkpoint at `checkpoint` env steps; see `retrain`.
 
     Raises:
@@ -127,7 +127,7 @@ def retrain_sessions(options: Options, checkpoint: int) -> None:
             problems.append(error)
             if len(chosen) > 1:  # the others may take hours
                 say(str(error))
-    raise_problems(problems)
+    _raise_problems(problems)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -141,9 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import_named(options.imports)
     config = read_config(options.run_dir)  # refuses a directory without a run
     if options.retrain is not None:
-        retrain_sessions(options, options.retrain)
+        _retrain_sessions(options, options.retrain)
     else:
-        verify_sessions(config, options)
+        _verify_sessions(config, options)
 
 
 if __name__ == "__main__":
