@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from jaxrl_atari.cli.signals import StopRequest
+from jaxrl_atari.cli.signals import SIGNALS, StopRequest
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.trials import sessions
 from jaxrl_atari.trials.launch import Job
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_any_signal_requests_a_stop_and_a_second_ctrl_c_ends_at_once(number):
     """A cluster may send the others any number of times."""
     before = signal.getsignal(number)
@@ -24,6 +24,20 @@ def test_any_signal_requests_a_stop_and_a_second_ctrl_c_ends_at_once(number):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_any_signal_interrupts_a_command_so_that_it_can_clean_up(number):
+    """Also SIGHUP: a closed terminal must not leave a partial file of `evaluate --video`."""
+    code = (
+        "import signal, sys; from jaxrl_atari import cli\n"
+        "def main():\n"
+        "    try: signal.raise_signal(int(sys.argv[1]))\n"
+        "    finally: print('cleaned up')\n"
+        "cli.run(main)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "cleaned up\n", "interrupted\n")
 
 
 def test_a_signal_that_the_parent_ignores_stays_ignored():
