@@ -19,7 +19,7 @@ from flax.core import FrozenDict
 
 from jaxrl_atari.config import Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require
-from jaxrl_atari.networks import Apply, Observation
+from jaxrl_atari.network_interface import Apply, Observation
 from jaxrl_atari.registry import ALGORITHMS
 
 # --- Data --------------------------------------------------------------------------------------------------------

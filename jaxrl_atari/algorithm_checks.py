@@ -11,7 +11,7 @@ import optax.contrib
 from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import ConfigError, require
-from jaxrl_atari.networks import Apply, form_of
+from jaxrl_atari.network_interface import Apply, form_of
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
 """Metrics of `update` itself, which no algorithm may return under these names."""

@@ -4,7 +4,7 @@ from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import require
 from jaxrl_atari.imports import import_inherited
-from jaxrl_atari.networks import initial_carry, is_recurrent, make_module
+from jaxrl_atari.network_interface import initial_carry, is_recurrent, make_module
 
 
 def check_names_and_minibatches(config: Config, devices: int = 1) -> None:

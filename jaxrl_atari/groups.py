@@ -11,7 +11,7 @@ import jax
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.envs import make_pool
-from jaxrl_atari.networks import Networks
+from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.rollout import EnvGroup
 
 

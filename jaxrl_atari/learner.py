@@ -20,7 +20,7 @@ from jaxrl_atari.algorithm import Algorithm, Rollout, TrainState, find_algorithm
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
-from jaxrl_atari.networks import Network, Networks
+from jaxrl_atari.network_interface import Network, Networks
 from jaxrl_atari.update import update
 
 ReadMetrics = Callable[[], dict[str, float]]

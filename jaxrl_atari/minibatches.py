@@ -15,7 +15,7 @@ from jaxrl_atari.algorithm import ONE_DEVICE, Mean, Rollout, Shard
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.frames import gather_stacks
-from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent
+from jaxrl_atari.network_interface import Apply, Observation, Outputs, is_recurrent
 
 # --- Which samples -----------------------------------------------------------------------------------------------
 

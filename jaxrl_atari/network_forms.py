@@ -11,7 +11,8 @@ A network is written as a flax module (`networks.py`). The rest of the package g
     as written           plain          the module, with XLA's own convolutions
     gradients for CPUs   matmul         the module with `for_cpu`, if it has this field: gradients of its
                                         `layers.Conv` are fast on a CPU
-    by hand              matmul         `fast/cpu_conv.py`, for `nature` until its module is edited
+    by hand              matmul         `fast/cpu_conv.py`, for `nature` until its module is edited, and where only
+                                        CPUs learn and act
 
 With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and else `plain`.
 
@@ -33,7 +34,7 @@ from jaxrl_atari.fast.programs import is_computed_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import Conv
-from jaxrl_atari.networks import Network, Networks, apply_module, init_params, initial_carry, make_module
+from jaxrl_atari.network_interface import Network, Networks, apply_module, init_params, initial_carry, make_module
 
 BFLOAT16_CPUS: set[DeviceClass] = {"bfloat16 cpu", "amx cpu"}
 """The classes of CPUs that multiply bfloat16."""
@@ -74,7 +75,7 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass,
         as_written = _of_module(module, dtype)
         return Networks(as_written, as_written)
     is_nature = config.name == "nature"
-    if is_nature and is_computed_by_hand(module):
+    if only_cpus and is_nature and is_computed_by_hand(module):
         learning = _by_hand(dtype, learner)
         return Networks(learning, learning if actor == learner else _by_hand(dtype, actor))
     if hasattr(module, "for_cpu"):

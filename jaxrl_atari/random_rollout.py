@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.frames import STACK, next_age
-from jaxrl_atari.networks import Network
+from jaxrl_atari.network_interface import Network
 
 
 def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:

@@ -57,7 +57,7 @@ from jaxrl_atari.envs.record import GamesInProgress, Segment
 from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
-from jaxrl_atari.networks import Network, Observation
+from jaxrl_atari.network_interface import Network, Observation
 
 # --- The loop ----------------------------------------------------------------------------------------------------
 

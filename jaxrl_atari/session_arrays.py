@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 from jaxrl_atari.algorithm import Algorithm, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
-from jaxrl_atari.networks import init_params, make_module
+from jaxrl_atari.network_interface import init_params, make_module
 from jaxrl_atari.update import init_train_state
 
 

@@ -12,7 +12,7 @@ from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.tuning import compile_clock
 from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.network_forms import make_network, make_networks
-from jaxrl_atari.networks import Networks
+from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.runs.checkpoints import RestoredCheckpoint
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.session_log import SessionLog

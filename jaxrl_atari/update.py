@@ -17,7 +17,7 @@ from jaxrl_atari.algorithm_checks import check_names, check_optimizer_state, che
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.minibatches import draw_minibatches, observe
-from jaxrl_atari.networks import Apply
+from jaxrl_atari.network_interface import Apply
 
 
 def init_train_state(params: Any, config: PPOConfig, algorithm: Algorithm, key: jax.Array) -> TrainState:

@@ -15,7 +15,7 @@ from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.networks import init_params, make_module
+from jaxrl_atari.network_interface import init_params, make_module
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.update import init_train_state, update
 

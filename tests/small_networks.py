@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.frames import PLAIN
-from jaxrl_atari.networks import Network, apply_module, dense, heads, init_params, initial_carry, lstm
+from jaxrl_atari.network_interface import Network, apply_module, init_params, initial_carry
+from jaxrl_atari.networks import dense, heads, lstm
 
 
 class FeedForward(nn.Module):

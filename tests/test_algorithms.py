@@ -13,7 +13,7 @@ import pytest
 from fake_pools import Corridor, FakePool
 from small_networks import FeedForward, Recurrent, make
 
-from jaxrl_atari import networks, register_algorithm, register_network
+from jaxrl_atari import network_interface, register_algorithm, register_network
 from jaxrl_atari.algorithm import Mean, Shard, find_algorithm, resolved_options
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
@@ -25,7 +25,7 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner
 from jaxrl_atari.minibatches import observe
 from jaxrl_atari.network_forms import make_networks
-from jaxrl_atari.networks import Observation
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.registry import ALGORITHMS
@@ -143,13 +143,13 @@ def test_a_part_that_is_not_hashable():
 def test_a_network_that_cannot_be_made(network, message):
     register_network("own", network)
     with pytest.raises(ConfigError, match=f"network.name = 'own': expected a flax.linen.Module .*; .*{message}"):
-        networks.make_module(NetworkConfig(name="own"), 4, jnp.float32)
+        network_interface.make_module(NetworkConfig(name="own"), 4, jnp.float32)
 
 
 def test_a_network_with_a_field_of_its_own():
     register_network("own", partial(Sized, sizes=(7,)))
-    module = networks.make_module(NetworkConfig(name="own"), 4, jnp.float32)
-    assert networks.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
+    module = network_interface.make_module(NetworkConfig(name="own"), 4, jnp.float32)
+    assert network_interface.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
 
 
 @pytest.mark.long

@@ -20,7 +20,7 @@ ORDER = [
     "session", "session_parts", "schedules", "provenance", "evaluate", "report", "session_games", "groups",
     "rollout", "learner", "session_arrays", "runs", "devices", "data_parallel", "config_checks",
     "algorithms", "ppo", "update", "algorithm_checks", "minibatches", "algorithm", "categorical", "network_forms",
-    "fast", "networks", "frames", "layers",
+    "fast", "networks", "network_interface", "layers", "frames",
     "hardware", "cli", "dialects", "traced_options", "config_dicts", "config", "option_forms", "envs", "imports",
     "output", "registry", "keys", "checks", "errors",
 ]  # fmt: skip
@@ -142,6 +142,7 @@ def test_who_imports(package, rooms):
         "categorical",
         "minibatches",
         "networks",
+        "network_interface",
         "frames",
         "layers",
         "algorithms.rnd",
@@ -153,7 +154,7 @@ def test_the_algorithm_does_no_input_or_output(module):
     rooms = {room(name) for name in arrows()[module]}
     assert rooms <= {
         "algorithm", "algorithm_checks", "categorical", "config", "envs", "errors", "frames", "layers",
-        "minibatches", "networks", "ppo", "registry", "traced_options",
+        "minibatches", "network_interface", "networks", "ppo", "registry", "traced_options",
     }  # fmt: skip
     outer = {name.split(".")[0] for name in imports(path)} - {"jaxrl_atari"}
     standard = {"collections", "contextlib", "contextvars", "dataclasses", "functools", "math", "typing"}

@@ -38,7 +38,7 @@ from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate import play, video
 from jaxrl_atari.evaluate.__main__ import main
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
-from jaxrl_atari.networks import Observation
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.runs.layout import meta_file
 
 NUM_ACTIONS = 6  # of Qbert

@@ -16,7 +16,7 @@ from sample_runs import FEW_COLUMNS, table, write_run
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.evaluate.game_page import WatchedGame, write_game_page
 from jaxrl_atari.evaluate.policy import Decision
-from jaxrl_atari.networks import Outputs
+from jaxrl_atari.network_interface import Outputs
 from jaxrl_atari.report.page import write_report
 
 STEPS = 60  # decisions: the game has a frame more

@@ -18,7 +18,7 @@ from user_commands import ROOT, user_environment
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.config_dicts import set_fields
-from jaxrl_atari.networks import Observation
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO, Samples
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.suite.vary import parse_vary

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 from threadpoolctl import threadpool_limits
 
-from jaxrl_atari import networks
+from jaxrl_atari import network_interface, networks
 from jaxrl_atari.algorithm import Mean, Minibatch
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
@@ -28,7 +28,8 @@ from jaxrl_atari.frames import (
 )
 from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.network_forms import make_network, make_networks
-from jaxrl_atari.networks import NatureActorCritic, NatureLSTM, Observation, apply_module, init_params, make_module
+from jaxrl_atari.network_interface import Observation, apply_module, init_params, make_module
+from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import act, begin_rollout, empty_past
@@ -411,7 +412,7 @@ def test_there_is_no_advice_on_a_shipped_network(name, device_class):
 
 def registered(name, network):
     """The form of a user's network for CPUs."""
-    networks.register_network(name, network)
+    network_interface.register_network(name, network)
     return make_network(NetworkConfig(name=name), ACTIONS, "cpu")
 
 
@@ -719,7 +720,7 @@ def test_chunks_change_nothing(samples):
         (NetworkConfig(conv="plain"), "bfloat16 cpu", "bfloat16 cpu", ("float32", PLAIN)),
         (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", "bfloat16 cpu", ("float32", BLOCKED)),
         (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", "cpu", ("bfloat16", PLAIN)),
-        (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", "gpu", ("float32", BLOCKED)),
+        (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", "gpu", ("float32", PLAIN)),
     ],
 )
 def test_form_and_arithmetic_suit_the_platforms(config, learner, actor, expected):

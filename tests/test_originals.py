@@ -39,7 +39,7 @@ from jaxrl_atari.dialects import DIALECTS
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.minibatches import draw_minibatches, observe
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.networks import Observation, Outputs
+from jaxrl_atari.network_interface import Observation, Outputs
 from jaxrl_atari.schedules import clip_epsilon, learning_rate
 
 MISSING = [name for name in ("torch", "stable_baselines3", "cleanrl") if importlib.util.find_spec(name) is None]

@@ -16,7 +16,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.__main__ import main as evaluate
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub.__main__ import main as hub_command
-from jaxrl_atari.networks import Observation
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.description import describe

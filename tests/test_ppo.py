@@ -17,7 +17,7 @@ from jaxrl_atari.data_parallel import AXIS, DataParallel
 from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks
 from jaxrl_atari.minibatches import draw_minibatches, minibatch_indices, observe
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.networks import Observation, Outputs
+from jaxrl_atari.network_interface import Observation, Outputs
 from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss, ppo_loss_of_outputs
 from jaxrl_atari.schedules import current_options
 from jaxrl_atari.update import init_train_state, update

@@ -16,7 +16,7 @@ from jaxrl_atari.envs import FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.networks import Observation, init_params, make_module
+from jaxrl_atari.network_interface import Observation, init_params, make_module
 from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_past
 from jaxrl_atari.runs.progress import EpisodeStatistics
 

@@ -20,7 +20,7 @@ from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.groups import num_groups
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.networks import Networks
+from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import open_session, place_session, train
 

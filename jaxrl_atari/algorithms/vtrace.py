@@ -18,7 +18,7 @@ from jaxrl_atari.algorithm import Mean, Metrics, Rollout, TrainState
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.minibatches import apply_to_rollout
-from jaxrl_atari.networks import Apply
+from jaxrl_atari.network_interface import Apply
 from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance
 
 

@@ -18,7 +18,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent
+from jaxrl_atari.network_interface import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, session_path

@@ -7,8 +7,8 @@ This network is in the package three times:
     cpu_conv.py                     matrix products, by hand     computes that network fast on CPUs
     programs.Handwritten            layers, in a few lines       what cpu_conv.py computes; never edited
 
-`cpu_conv.py` runs where `network.conv` is `matmul`, or `auto` and only CPUs learn and act. Elsewhere
-`NatureActorCritic` itself runs. After an edit, of the module or of a layer of it, the module runs everywhere: when
+`cpu_conv.py` runs where only CPUs learn and act, unless `network.conv` is `plain`. Elsewhere `NatureActorCritic`
+itself runs. After an edit, of the module or of a layer of it, the module runs everywhere: when
 a network is made, its program is compared with that of `Handwritten`. The comparison misses two kinds of edit,
 which `programs.py` names; one of them is an edit under `if self.for_cpu`.
 

@@ -35,36 +35,9 @@ dense layer compute so:
 - Two gradients are rounded to `dtype` all the same, as flax rounds them: that for the features [N, 3136], the
   input of the dense layer; and that for the bias of the dense layer, which itself is rounded before it is added.
 
-**Blocks.** A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
-stride x stride pixels, whose pixels become channels (space-to-depth). In one dimension, 8 pixels, windows of 4 and
-stride 2:
-
-    pixels    0 1 2 3 4 5 6 7       windows of 4 pixels, stride 2:   0123   2345   4567
-    blocks   |0 1|2 3|4 5|6 7|      windows of 2 blocks, stride 1:   ab     bc     cd
-               a   b   c   d
-
-The first layer adds products of blocks and weights, so its sums are here a W_0 + b W_1, b W_0 + c W_1 and
-c W_0 + d W_1. In two dimensions, with the sizes of this network:
-
-    layer     image                          windows          blocks                            windows of blocks
-    first     84x84 pixels of 4 frames       8x8, stride 4    21x21 of 4x4x4 = 64 numbers       2x2, stride 1
-    second    20x20 pixels of 32 channels    4x4, stride 2    10x10 of 2x2x32 = 128 numbers     2x2, stride 1
-    third     9x9 pixels of 64 channels      3x3, stride 1    none: its stride is 1
-
-The frames are stored in blocks (`frames.BLOCKED`), the first layer returns its output in those of the second, and
-kernels are brought into the same order (`block_kernels`).
-
-**Windows as rows.** With stride 1 the windows of an image are shifted views of it. So X, with one window in each
-row, costs one copy (`windows`). An image of 3x3 pixels, and windows of 2x2:
-
-    a b c         X =  a b d e     window at row 0, column 0
-    d e f              b c e f     window at row 0, column 1
-    g h i              d e g h     window at row 1, column 0
-                       e f h i     window at row 1, column 1
-
-The columns of X are the places (0, 0), (0, 1), (1, 0), (1, 1) in a window (`places`). The column of
-place (i, j) is the image from row i and column j on. The gradient goes the same way back: e is in four windows, at
-another place in each, so its gradient is the sum of four numbers of dX (`layer_backward`).
+**Blocks and windows.** The frames are stored in blocks of 4x4 pixels (`frames.BLOCKED`), so that the first layer's
+stride of 4 becomes one of 1; the first layer returns its output in the blocks of the second. `block_kernels` draws
+this. With stride 1, X is made by copies of shifted views of an image, which `windows` draws.
 
 **Rules.** What XLA's CPU backend does badly is at the top of `layers.py`: the rules "words", "halves", "stack" and
 "moved transpose", by which the code refers to them. Two more are for this file:
@@ -92,7 +65,7 @@ from jax import lax
 from jaxrl_atari.frames import BLOCKED, STACK
 from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import UNROLLED, as_words, from_words
-from jaxrl_atari.networks import Observation, Outputs
+from jaxrl_atari.network_interface import Observation, Outputs
 
 
 def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outputs:
@@ -116,8 +89,7 @@ def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outp
     hidden = nn.relu(hidden)
 
     def head(name: str) -> jax.Array:
-        # On a GPU, float32 and not TF32.
-        return jnp.matmul(hidden, params[name]["kernel"], precision="highest") + params[name]["bias"]
+        return hidden @ params[name]["kernel"] + params[name]["bias"]
 
     return Outputs(head("policy"), head("value")[:, 0], features=hidden)
 
@@ -130,16 +102,16 @@ def acting_params(params: Any, dtype: Any) -> Any:
 def chunk_size(device_class: DeviceClass, dtype: Any) -> int:
     """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
 
-    On CPUs these sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other
-    CPUs gain more from their caches. In bfloat16, a GPU, which has not been measured, gets fewer kernels.
+    These sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other CPUs gain
+    more from their caches.
 
     Args:
-        device_class: class of the device that computes.
+        device_class: class of the CPUs that compute.
         dtype: type of the torso's arithmetic.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return 32
-    return 16 if device_class in ("cpu", "bfloat16 cpu") else 64
+    return 64 if device_class == "amx cpu" else 16
 
 
 # --- The torso ---------------------------------------------------------------------------------------------------
@@ -159,7 +131,23 @@ class Kernels(NamedTuple):
 def block_kernels(params: Any) -> Kernels:
     """The kernels [height, width, in, out] in the order of the blocks.
 
-    The division of pixels by 255 is applied to the first kernel instead.
+    A window that moves by its stride becomes a window that moves by 1 once the image is cut into blocks of
+    stride x stride pixels, whose pixels become channels (space-to-depth). In one dimension, with 8 pixels, windows
+    of 4 pixels and stride 2:
+
+        pixels    0 1 2 3 4 5 6 7       windows of 4 pixels, stride 2:   0123   2345   4567
+        blocks   |0 1|2 3|4 5|6 7|      windows of 2 blocks, stride 1:   ab     bc     cd
+                   a   b   c   d
+
+    The first layer adds products of blocks and weights, so its sums are here a W_0 + b W_1, b W_0 + c W_1 and
+    c W_0 + d W_1. In two dimensions, with the sizes of this network:
+
+        layer     image                         windows         blocks                          windows of blocks
+        first     84x84 pixels of 4 frames      8x8, stride 4   21x21 of 4x4x4 = 64 numbers     2x2, stride 1
+        second    20x20 pixels of 32 channels   4x4, stride 2   10x10 of 2x2x32 = 128 numbers   2x2, stride 1
+        third     9x9 pixels of 64 channels     3x3, stride 1   none: its stride is 1
+
+    The division of pixels by 255 is applied to the first kernel.
     """
     k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
     b1, b2, b3 = (params[name]["bias"] for name in ("conv1", "conv2", "conv3"))
@@ -357,7 +345,7 @@ def dense(x: jax.Array, w: jax.Array) -> jax.Array:
 def dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
     """The output, and what the gradient needs."""
     w = w.astype(x.dtype)
-    return product(x, w, without_tf32(x.dtype)), (x, w)
+    return product(x, w), (x, w)
 
 
 def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -365,11 +353,10 @@ def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
     g = g.astype(x.dtype)
     # g w': over the last axis of both. XLA's CPU kernels read a right operand that is transposed as it lies.
-    precision = without_tf32(x.dtype)
-    dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), precision, preferred_element_type=jnp.float32)
+    dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     # Rule "moved transpose". The result is large here, so x' is moved instead, by way of three axes.
     x_transposed = from_words(as_words(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
-    return dx.astype(x.dtype), product(x_transposed, g, precision)
+    return dx.astype(x.dtype), product(x_transposed, g)
 
 
 dense.defvjp(dense_forward, dense_backward)
@@ -378,14 +365,9 @@ dense.defvjp(dense_forward, dense_backward)
 # --- Building blocks ---------------------------------------------------------------------------------------------
 
 
-def product(a: jax.Array, b: jax.Array, precision: str | None = None) -> jax.Array:
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a @ b`, added up in float32: [M, K], [K, N] -> float32 [M, N]."""
-    return jnp.matmul(a, b, precision=precision, preferred_element_type=jnp.float32)
-
-
-def without_tf32(dtype: Any) -> str | None:
-    """The precision of the dense layer's products, as in `networks.dense`: on a GPU, float32 and not TF32."""
-    return "highest" if dtype == jnp.float32 else None
+    return jnp.matmul(a, b, preferred_element_type=jnp.float32)
 
 
 def transposed(x: jax.Array) -> jax.Array:
@@ -403,7 +385,20 @@ def places(size: int) -> list[tuple[int, int]]:
 
 
 def windows(x: jax.Array, size: int) -> jax.Array:
-    """X, every window of x as a row: [N, rows + size - 1, columns + size - 1, C] -> [M, size * size * C]."""
+    """X, every window of x as a row: [N, rows + size - 1, columns + size - 1, C] -> [M, size * size * C].
+
+    With stride 1 the windows of an image are shifted views of it, so X costs one copy. An image of 3x3 pixels, and
+    windows of 2x2:
+
+        a b c         X =  a b d e     window at row 0, column 0
+        d e f              b c e f     window at row 0, column 1
+        g h i              d e g h     window at row 1, column 0
+                           e f h i     window at row 1, column 1
+
+    The columns of X are the places (0, 0), (0, 1), (1, 0), (1, 1) in a window (`places`). The column of place
+    (i, j) is the image from row i and column j on. The gradient goes the same way back: e is in four windows, at
+    another place in each, so its gradient is the sum of four numbers of dX (`layer_backward`).
+    """
     _, height, width, channels = x.shape
     rows, columns = height - size + 1, width - size + 1
     shifted = [as_words(x)[:, i : i + rows, j : j + columns] for i, j in places(size)]

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_atari.networks import Apply, Observation, Outputs, apply_module, empty_observation, init_params
+from jaxrl_atari.network_interface import Apply, Observation, Outputs, apply_module, empty_observation, init_params
 
 
 def is_computed_by_hand(module: Any) -> bool:
