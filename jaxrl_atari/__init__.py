@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _HOMES = (
     "config",
     "errors",
-    "networks",
+    "network_interface",
     "algorithm",
     "ppo",
     "evaluate.policy",
