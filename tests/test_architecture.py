@@ -157,7 +157,16 @@ def test_the_algorithm_does_no_input_or_output(module):
         "minibatches", "network_interface", "networks", "ppo", "registry", "traced_options",
     }  # fmt: skip
     outer = {name.split(".")[0] for name in imports(path)} - {"jaxrl_atari"}
-    standard = {"collections", "contextlib", "contextvars", "dataclasses", "functools", "itertools", "math", "typing"}
+    standard = {
+        "collections",
+        "contextlib",
+        "contextvars",
+        "dataclasses",
+        "functools",
+        "itertools",
+        "math",
+        "typing",
+    }
     assert outer <= standard | {"chex", "flax", "jax", "numpy", "optax"}
     names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
     assert not names & {"print", "open", "input"}
