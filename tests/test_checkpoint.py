@@ -371,7 +371,7 @@ def test_the_hook_of_failed_saves_is_taken_away_by_the_next_that_succeeds(tmp_pa
         sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
 
     with monkeypatch.context() as disk:
-        disk.setattr(checkpoints, "_write", lambda *_: os.close(-1))
+        disk.setattr(checkpoints, "write_checkpoint", lambda *_: os.close(-1))
         for _ in range(2):
             with pytest.raises(UserError, match="could not be written"):
                 save(Checkpoints(tmp_path), 10, 1.0)

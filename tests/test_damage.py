@@ -55,9 +55,8 @@ def made(tmp_path_factory):
     write_json(
         run_dir / "session_0" / "evaluation_400.json", result | {"returns": [1.0, 2.0], "truncated": [False] * 2}
     )
-    write_json(
-        run_dir / "session_0" / "verified.json", {"date": "2026-11-26", "version": "1.0", "rows": 4, "games": 2}
-    )
+    verified = {"date": "2026-11-26", "version": "1.0", "rows": 4, "games": 2, "env_steps": 400}
+    write_json(run_dir / "session_0" / "verified.json", verified)
     write_report(run_dir)
     return run_dir
 

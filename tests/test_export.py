@@ -35,6 +35,7 @@ from jaxrl_atari.network_interface import Observation, apply_module, init_params
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.published import save_parameters
 
 pytest.importorskip("onnxruntime", reason="pip install 'jaxrl_atari[export]'")
 ACTIONS = {"Pong": 6, "Breakout": 4}
@@ -74,7 +75,7 @@ def make_run(run_dir, name="nature", game="Pong", undecided=False):
         "config": config.to_dict(), "num_actions": ACTIONS[game], "env_steps": 200, "score": 2.0,
         "compute_dtype": "float32",
     }  # fmt: skip
-    Checkpoints(run_dir / "session_0").save_parameters(params, meta)
+    save_parameters(Checkpoints(run_dir / "session_0"), params, meta)
     return run_dir
 
 

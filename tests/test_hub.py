@@ -193,7 +193,7 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
         assert words in text
     assert "not complete" not in text
     assert "Verified" not in text
-    verified = {"date": "2026-11-27", "version": "1.0", "rows": 1, "games": 3}
+    verified = {"date": "2026-11-27", "version": "1.0", "rows": 1, "games": 3, "env_steps": 400}
     write_json(run_dir / "session_1" / "verified.json", verified)  # and then it trained on
     assert "Verified" not in card(run_dir)[1]
     write_json(run_dir / "session_1" / "verified.json", verified | {"rows": 4})

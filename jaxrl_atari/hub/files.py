@@ -26,6 +26,7 @@ from jaxrl_atari.runs.layout import (
     checkpoint_env_steps,
     checkpoint_path,
 )
+from jaxrl_atari.runs.published import save_parameters
 
 Checkpoint = Literal["best", "latest"] | int
 """A checkpoint as the user chooses it: a number is that of env steps."""
@@ -76,13 +77,13 @@ def run_files(run: Run, patterns: Sequence[str]) -> Files:
 
 
 def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
-    """Files with the parameters of checkpoints and nothing else. `rounded`: see `Checkpoints.save_parameters`."""
+    """Files with the parameters of checkpoints and nothing else. `rounded`: see `save_parameters`."""
     files: Files = {}
     for policy in policies:
         meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder, policy.session_dir.name)
-            Checkpoints(copy).save_parameters(policy.params, meta, rounded)
+            save_parameters(Checkpoints(copy), policy.params, meta, rounded)
             written = [path for path in copy.rglob("*") if path.is_file()]
             files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
     return files

@@ -2,7 +2,8 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypedDict
+from types import UnionType
+from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.files import read_json, read_result
@@ -53,18 +54,19 @@ class RunEvaluation(EvaluationSettings):
     matrix: list[list[float]]  # returns [sessions, games]
 
 
-_KINDS: dict[str, tuple[type, ...]] = {
-    "checkpoint": (str, int),
-    "greedy": (bool,),
-    "seed": (int,),
-    "std": (int, float),
-    "compute_dtype": (str,),
-    "sessions": (list,),
-    "session_means": (list,),
-    "returns": (list,),
-    "truncated": (list,),
-}
-"""Values that are shown of a result, if it has them -> their types. All lists but `sessions` are of numbers."""
+SHOWN = (
+    "checkpoint",
+    "greedy",
+    "seed",
+    "std",
+    "compute_dtype",
+    "env_steps",
+    "sessions",
+    "session_means",
+    "returns",
+    "truncated",
+)
+"""Values that a report shows of a result, if it has them. Their types are checked."""
 
 
 def evaluations(directory: Path) -> list[dict[str, Any]]:
@@ -79,15 +81,24 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     found = []
     for path in directory.glob("evaluation*.json"):
         result = read_result(path, mean=float, episodes=int)
-        env_steps = (list,) if "sessions" in result else (int,)
-        for name, kinds in (_KINDS | {"env_steps": env_steps}).items():
+        kind = RunEvaluation if "sessions" in result else SessionEvaluation
+        types = get_type_hints(SessionEvaluation) | get_type_hints(RunEvaluation) | get_type_hints(kind)
+        for name in SHOWN:
             value = result.get(name)
-            numbers = value if isinstance(value, list) and name != "sessions" else []
-            is_sound = value is None or isinstance(value, kinds)
-            if not is_sound or not all(isinstance(number, int | float) for number in numbers):
+            if value is not None and not _has_type(value, types[name]):
                 raise UserError(f"{path}: {name} is {value!r:.40}; restore the file from a copy, or move it away")
         found.append(result | {"file": path})
     return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a JSON value has the type of a field above: a plain type, a union of types, or a list."""
+    if isinstance(hint, UnionType):
+        return any(_has_type(value, kind) for kind in get_args(hint))
+    if get_origin(hint) is list:
+        (kind,) = get_args(hint)
+        return isinstance(value, list) and all(_has_type(item, kind) for item in value)
+    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def written_at(file: Path) -> float:

@@ -26,9 +26,10 @@ from jaxrl_atari.report.metrics import (
 )
 from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.files import read_json, read_result
-from jaxrl_atari.runs.layout import CONFIG_FILE, VERIFIED_FILE, session_number
+from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
 from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
+from jaxrl_atari.runs.verification import read_verification
 
 
 @dataclass(frozen=True)
@@ -97,28 +98,6 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
     )
 
 
-class VerifiedRows(NamedTuple):
-    """What `verify` has found equal in a session, as verified.json says."""
-
-    rows: int  # of metrics.csv
-    games: int
-    date: str
-    version: str  # of this package
-
-
-def read_verified(session_dir: Path) -> VerifiedRows | None:
-    """The content of a session's verified.json; None if there is none.
-
-    Raises:
-        UserError: it is damaged.
-    """
-    path = session_dir / VERIFIED_FILE
-    if not path.is_file():
-        return None
-    found = read_result(path, rows=int, games=int, date=str, version=str)
-    return VerifiedRows(**{name: found[name] for name in VerifiedRows._fields})
-
-
 def is_verified(session_dir: Path, table: Table) -> bool:
     """Whether `verify` has recomputed every row of a session's metrics.
 
@@ -126,7 +105,7 @@ def is_verified(session_dir: Path, table: Table) -> bool:
     nothing.
     """
     try:
-        found = read_verified(session_dir)
+        found = read_verification(session_dir)
     except UserError:
         return False
     return found is not None and found.rows >= len(table["env_steps"])
@@ -135,7 +114,7 @@ def is_verified(session_dir: Path, table: Table) -> bool:
 def verified_text(session_dir: Path, table: Table) -> str:
     """What `verify` has found equal in a session, or why that is unknown; empty if it has not verified it."""
     try:
-        found = read_verified(session_dir)
+        found = read_verification(session_dir)
     except UserError as error:
         return f"unknown: {error}"
     if found is None:

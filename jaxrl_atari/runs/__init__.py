@@ -20,13 +20,16 @@ What a session logs: counters -> log points -> writers -> files
     reading.py       what a session has written: log points as arrays, the latest meta, an early end
 
 What a session resumes from
-    checkpoints.py   saves and restores checkpoints
+    checkpoints.py   saves and restores checkpoints, and decides which are kept
+    checkpoint_files.py   writes the files of a checkpoint
+    published.py     writes checkpoints that hold the parameters alone
     arrays.py        arrays in orbax's files, and their digests
     early_runs.py    adds what the files of early versions lack
 
 What `verify` needs
     actions.py       the log of actions, with the seeds and scores of all games
     digests.py       the digests of all checkpoints, for `verify --retrain`
+    verification.py  verified.json: what `verify` found equal
 
 What a search keeps
     journal.py       the study, which Optuna writes

@@ -8,7 +8,7 @@ SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further 
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
 SESSION_DIR/checkpoints/replaced_<env_steps> one that was replaced by another at the same env steps
 
-A published checkpoint (`save_parameters`) holds only the parameters: it can be played, but not resumed.
+A published checkpoint (`published.py`) holds only the parameters: it can be played, but not resumed.
 
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
 listed is complete, whenever the process is killed. Orbax does not notice flipped bits, most of which would give
@@ -21,14 +21,11 @@ import json
 import logging
 import math
 import shutil
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import orbax.checkpoint as ocp
 
 from jaxrl_atari import __version__
 from jaxrl_atari.errors import ParametersOnly, UserError, reason
@@ -39,10 +36,10 @@ from jaxrl_atari.runs.arrays import (
     digest,
     name_of,
     read_arrays,
-    this_process,
     to_device,
     to_host,
 )
+from jaxrl_atari.runs.checkpoint_files import without_late_reports, write_checkpoint
 from jaxrl_atari.runs.early_runs import complete_meta, items_of
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, checkpoint_path, meta_file
@@ -53,8 +50,6 @@ FORMAT_VERSION = 3
 """Version of the form of checkpoints, which their meta has. Checkpoints of other versions are refused."""
 PARAMETERS = "train_state/params/"
 """Beginning of the paths of a network's parameters among the arrays of a checkpoint."""
-PORTABLE_CHUNK_BYTES = 2**20
-"""Size of an array in a file of a published checkpoint, before compression: repositories refuse large files."""
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs internals there, and errors that it also raises
 
@@ -236,34 +231,6 @@ class Checkpoints:
 
     # --- Writing ---
 
-    def save_parameters(self, params: Any, meta: dict[str, Any], rounded: bool = False) -> None:
-        """Writes a published checkpoint, with only the parameters: 7 MB instead of 20 for `nature`.
-
-        Args:
-            params: parameters of a checkpoint.
-            meta: meta of the same checkpoint.
-            rounded: round the kernel of the layer `dense` to bfloat16, and store it in half the space. Where the
-                network computes in bfloat16, its outputs stay the same bits, because it rounds that kernel anyway.
-
-        Raises:
-            UserError: it cannot be written; `rounded` with another layout of parameters, or for a network that was
-                trained in another arithmetic.
-        """
-        if rounded:
-            computed = meta.get("compute_dtype")
-            if computed != "bfloat16" or "dense" not in params:
-                raise UserError(
-                    f"{self.directory}: only a network with a layer `dense` that was trained in bfloat16 can be"
-                    f" rounded without another output; this one computed in {computed}: leave --rounded out"
-                )
-            kernel = params["dense"]["kernel"]
-            # Still float32, its lower half zero, which the compression of the files takes out.
-            kernel = kernel.astype(jnp.bfloat16).astype(kernel.dtype)
-            params = {**params, "dense": {**params["dense"], "kernel": kernel}}
-        arrays = {"train_state": {"params": params}}
-        own = {"parameters_only": True, "rounded": rounded}
-        self.save(meta["env_steps"], {"arrays": arrays}, meta | own, meta["score"], PORTABLE_CHUNK_BYTES)
-
     def save(
         self,
         env_steps: int,
@@ -313,8 +280,8 @@ class Checkpoints:
             if path.is_dir():
                 aside = self.set_aside(env_steps, "replaced")
                 self._say(f"{path}: was there already; it is now {aside}")
-            with _without_late_reports():
-                _write(path, host, meta, chunk_bytes)
+            with without_late_reports():
+                write_checkpoint(path, host, meta, chunk_bytes)
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
@@ -350,66 +317,6 @@ class Checkpoints:
         """Renames a checkpoint to `<why>_<env_steps>` and returns its new path."""
         path = checkpoint_path(self.session_dir, env_steps)
         return path.rename(unused(self.directory / f"{why}_{env_steps}"))
-
-
-class _WithoutLateReports:
-    """A `sys.unraisablehook` that drops what TensorStore's threads report after a save has failed.
-
-    If one file cannot be written, because the disk is full for example, orbax closes its event loop while other
-    files are still being written. For each of them Python would then print a traceback, "Event loop is closed",
-    and the one line that says what is wrong would be lost among them.
-
-    Args:
-        report: the hook that gets all other reports.
-    """
-
-    def __init__(self, report: Callable[[Any], object]):
-        self.report = report
-
-    def __call__(self, unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            self.report(unraisable)
-
-
-@contextlib.contextmanager
-def _without_late_reports() -> Iterator[None]:
-    """Installs `_WithoutLateReports` for the block, which saves a checkpoint.
-
-    If the block fails, the hook stays until a later save succeeds: the reports may come later than the error.
-    """
-    if not isinstance(sys.unraisablehook, _WithoutLateReports):
-        sys.unraisablehook = _WithoutLateReports(sys.unraisablehook)
-    yield
-    if isinstance(sys.unraisablehook, _WithoutLateReports):
-        sys.unraisablehook = sys.unraisablehook.report
-
-
-def _write(path: Path, items: dict[str, Any], meta: dict[str, Any], chunk_bytes: int | None) -> None:
-    """Writes a checkpoint with orbax.
-
-    Args:
-        path: its directory, which does not exist.
-        items: name -> pytree of NumPy arrays.
-        meta, chunk_bytes: see `Checkpoints.save`.
-    """
-    chunked = ocp.SaveArgs(chunk_byte_size=chunk_bytes)
-    arguments = {
-        name: ocp.args.StandardSave(tree, save_args=jax.tree.map(lambda _: chunked, tree))
-        for name, tree in items.items()
-    }
-    # A folder for each array: with one database for all (OCDBT), TensorStore 0.1.86 leaks memory at each save.
-    alone = this_process()
-    handlers: dict[str, Any] = {
-        name: ocp.StandardCheckpointHandler(use_ocdbt=False, multiprocessing_options=alone) for name in items
-    }
-    handlers["meta"] = ocp.JsonCheckpointHandler(multiprocessing_options=alone)
-    # If a folder could not be made in the background, orbax's threads would wait for it for 5 minutes.
-    at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
-    options = ocp.CompositeOptions(multiprocessing_options=alone, async_options=at_once)
-    handler = ocp.CompositeCheckpointHandler(composite_options=options, **handlers)
-    ocp.Checkpointer(handler, multiprocessing_options=alone).save(
-        path.absolute(), args=ocp.args.Composite(**arguments, meta=ocp.args.JsonSave(meta))
-    )
 
 
 def meta_digest(meta: dict[str, Any]) -> str:

@@ -87,7 +87,12 @@ class EpisodeStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """The statistics as JSON values, for a checkpoint."""
-        return {name: list(v) if isinstance(v, deque) else v for name, v in vars(self).items()}
+        return {
+            "episodes": self.episodes,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+            "points": list(self.points),
+        }
 
     def load(self, values: dict[str, Any]) -> None:
         """Restores what `to_dict` returned."""

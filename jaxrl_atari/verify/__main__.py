@@ -24,8 +24,8 @@ from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.files import try_write_json
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
+from jaxrl_atari.runs.verification import try_write_verification
 from jaxrl_atari.verify.recompute import verify_session
 
 
@@ -74,7 +74,7 @@ def _verify_sessions(config: Config, options: Options) -> None:
             continue
         say(f"{session_dir.name}  verified: {verified.text}")
         if verified.is_whole:
-            problem = try_write_json(session_dir / VERIFIED_FILE, verified.to_dict())
+            problem = try_write_verification(session_dir, verified.verification())
             if problem:
                 say(f"{session_dir.name}  the result is not saved: {problem}")
     _raise_problems(problems)

@@ -2,7 +2,7 @@
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config
@@ -12,6 +12,7 @@ from jaxrl_atari.runs.actions import missing_actions, read_actions
 from jaxrl_atari.runs.description import other_versions
 from jaxrl_atari.runs.layout import latest_env_steps
 from jaxrl_atari.runs.reading import logged_env_steps
+from jaxrl_atari.runs.verification import Verification
 from jaxrl_atari.verify.games import check_games, choose_pieces, pieces
 from jaxrl_atari.verify.rows import check_rows, expected_rows
 
@@ -39,15 +40,10 @@ class Verified(NamedTuple):
             games = f"{self.pieces} of {self.all_pieces} pieces of games, in which {games} ended,"
         return f"{self.rows:,} of {self.all_rows:,} rows and {games} are equal"
 
-    def to_dict(self) -> dict[str, Any]:
-        """The content of verified.json."""
-        return {
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-            "version": __version__,
-            "rows": self.rows,
-            "games": self.games,
-            "env_steps": self.env_steps,
-        }
+    def verification(self) -> Verification:
+        """The content of verified.json, with the date of today."""
+        today = time.strftime("%Y-%m-%d", time.gmtime())
+        return Verification(today, __version__, self.rows, self.games, self.env_steps)
 
 
 def verify_session(config: Config, session_dir: Path, start: int, end: int | None, sample: int | None) -> Verified:
