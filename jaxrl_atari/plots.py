@@ -171,7 +171,7 @@ def _print_comparison(suites: Mapping[str, Suite], output: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Draws what the directories hold, each kind separately, and prints the files."""
     options = parse(Options, arguments, "plots")
     directories = (options.run_dir, *options.others)
     names = options.labels or [directory.absolute().name for directory in directories]

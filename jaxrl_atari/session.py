@@ -173,7 +173,6 @@ class Session:
                 progress.evaluated_env_steps = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
-        """Writes a checkpoint if one is due."""
         if due(self.config.log.checkpoint_every_env_steps, self.progress.saved_env_steps, self.progress.env_steps):
             self.save(self.progress.statistics.mean_return())
 

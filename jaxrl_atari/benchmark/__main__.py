@@ -105,7 +105,7 @@ def _make_folder_of(json_file: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Measures, compares or traces training, and prints the result, at last as JSON."""
     sources = read_sources(arguments)
     options = parse(Options, arguments, "benchmark", Options(config=load_config(sources.config_file)))
     config = options.config

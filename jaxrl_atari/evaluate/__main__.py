@@ -78,7 +78,7 @@ class Options(WithImports):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Plays full games with the chosen checkpoints, and prints and saves their scores."""
     options = parse(Options, arguments, "evaluate")
     import_named(options.imports)
     for line in tune_process():

@@ -232,14 +232,14 @@ def load_policy(
         return abstract_params(config_from_dict(meta["config"]).network, meta["num_actions"], device)
 
     if checkpoint == "latest":
-        step, arrays, meta, damaged = checkpoints.restore_newest(restore_target, part=PARAMETERS)
+        env_steps, arrays, meta, damaged = checkpoints.restore_newest(restore_target, part=PARAMETERS)
         for error in damaged.values():
-            _log.warning("%s; the checkpoint at env step %s is used", error, step)
+            _log.warning("%s; the checkpoint at env step %s is used", error, env_steps)
     else:
-        step = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
-        assert step is not None  # there is a checkpoint, and so a best one
-        meta = checkpoints.read_meta(step)
-        arrays = checkpoints.restore(step, restore_target(meta), part=PARAMETERS)
+        env_steps = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
+        assert env_steps is not None  # there is a checkpoint, and so a best one
+        meta = checkpoints.read_meta(env_steps)
+        arrays = checkpoints.restore(env_steps, restore_target(meta), part=PARAMETERS)
     config = config_from_dict(meta["config"])
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0)
@@ -254,6 +254,6 @@ def load_policy(
         params=arrays["train_state"]["params"],
         device=device,
         session_dir=directory,
-        env_steps=step,
+        env_steps=env_steps,
         num_actions=meta["num_actions"],
     )

@@ -49,7 +49,7 @@ class Options(WithImports):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Writes a policy to a new folder, and prints by how much its programs differ."""
     options = parse(Options, arguments, "export")
     import_named(options.imports)
     for package in ("onnx", "onnxruntime"):

@@ -28,7 +28,7 @@ class Options:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Writes a report into each directory, and prints its path."""
     options = parse(Options, arguments, "report")
     for directory in (options.run_dir, *options.others):
         say(str(write_report(directory)))

@@ -78,17 +78,14 @@ def is_run(directory: Path) -> bool:
 
 
 def is_suite(directory: Path) -> bool:
-    """Whether a directory is that of a suite."""
     return (directory / SUITE_FILE).is_file()
 
 
 def is_sweep(directory: Path) -> bool:
-    """Whether a directory is that of a sweep."""
     return (directory / SWEEP_FILE).is_file()
 
 
 def is_search(directory: Path) -> bool:
-    """Whether a directory is that of a search."""
     return (directory / SEARCH_FILE).is_file()
 
 

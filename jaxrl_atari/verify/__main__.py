@@ -97,8 +97,8 @@ def _remove_result(verified: Path) -> None:
         say(f"{verified}: cannot be removed ({error.strerror}); it is of an earlier verification")
 
 
-def _retrain_sessions(options: Options, checkpoint: int) -> None:
-    """Trains one session, or all, again from the checkpoint at `checkpoint` env steps; see `retrain`.
+def _retrain_sessions(options: Options, env_steps: int) -> None:
+    """Trains one session, or all, again from the checkpoint at `env_steps`; see `retrain`.
 
     Raises:
         VerificationFailed: sessions differ. All others have been trained again before, if they can be.
@@ -108,12 +108,12 @@ def _retrain_sessions(options: Options, checkpoint: int) -> None:
         require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
     found = session_dirs(options.run_dir)
     if options.session == "all":
-        chosen = [path for path in found if checkpoint in checkpoint_env_steps(path)]
+        chosen = [path for path in found if env_steps in checkpoint_env_steps(path)]
     else:
         chosen = [path for path in found if options.session == session_number(path)]
     if not chosen:
         kept = {path.name: checkpoint_env_steps(path) for path in found}
-        raise UserError(f"--retrain {checkpoint}: no session has a checkpoint there; there are: {kept}")
+        raise UserError(f"--retrain {env_steps}: no session has a checkpoint there; there are: {kept}")
     for line in tune_process():
         say(line)
     # Here, so that playing games again need not import Flax and orbax.
@@ -122,7 +122,7 @@ def _retrain_sessions(options: Options, checkpoint: int) -> None:
     problems: list[UserError] = []
     for session_dir in chosen:
         try:
-            say(retrain(session_dir, checkpoint))
+            say(retrain(session_dir, env_steps))
         except UserError as error:
             problems.append(error)
             if len(chosen) > 1:  # the others may take hours
