@@ -81,3 +81,28 @@ class DataParallel:
             return next(shard.data for shard in x.addressable_shards if shard.device == device).squeeze(0)
 
         return jax.tree.map(row, tree)
+
+    def differing_leaf(self, tree: Any) -> str | None:
+        """The name of the first leaf of a tree that differs from device to device; None if all are equal.
+
+        All processes must call it, and each gets the same answer.
+        """
+        if len(self) == 1 or not jax.tree.leaves(tree):
+            return None
+        differs = jax.pmap(_differs, axis_name=AXIS, devices=self.devices)(tree)
+        answers = jax.device_get(self.local_part(differs, 0))
+        for path, answer in jax.tree_util.tree_leaves_with_path(answers):
+            if answer:
+                return jax.tree_util.keystr(path, simple=True, separator="/")
+        return None
+
+
+def _differs(tree: Any) -> Any:
+    """For each leaf, whether it differs on any device from that of the first: bool []. Runs on each device."""
+    is_first = lax.axis_index(AXIS) == 0
+
+    def differs(x: jax.Array) -> jax.Array:
+        of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
+        return lax.psum(~jnp.array_equal(x, of_first, equal_nan=True), AXIS) > 0
+
+    return jax.tree.map(differs, tree)

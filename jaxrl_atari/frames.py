@@ -20,6 +20,12 @@ from jaxrl_atari.errors import require
 
 # --- Layouts -----------------------------------------------------------------------------------------------------
 
+BLOCK = 4
+"""Height and width of a block in pixels."""
+
+BLOCKS = FRAME_SIZE // BLOCK
+"""Blocks in a row of an image, and in a column: 21."""
+
 
 class FrameLayout(NamedTuple):
     """The form in which frames are stored; the last axis is the one along which frames are stacked."""
@@ -32,17 +38,19 @@ class FrameLayout(NamedTuple):
 def block_frames(images: jax.Array) -> jax.Array:
     """Space-to-depth: [..., 84, 84] -> [..., 21, 21, 16], channel = 4 * row + column in the block."""
     *batch, _, _ = images.shape
-    return images.reshape(*batch, 21, 4, 21, 4).swapaxes(-3, -2).reshape(*batch, 21, 21, 16)
+    blocks = images.reshape(*batch, BLOCKS, BLOCK, BLOCKS, BLOCK).swapaxes(-3, -2)
+    return blocks.reshape(*batch, BLOCKS, BLOCKS, BLOCK * BLOCK)
 
 
 def unblock_frames(frames: jax.Array) -> jax.Array:
     """The inverse of `block_frames`."""
     *batch, _, _, _ = frames.shape
-    return frames.reshape(*batch, 21, 21, 4, 4).swapaxes(-3, -2).reshape(*batch, FRAME_SIZE, FRAME_SIZE)
+    blocks = frames.reshape(*batch, BLOCKS, BLOCKS, BLOCK, BLOCK)
+    return blocks.swapaxes(-3, -2).reshape(*batch, FRAME_SIZE, FRAME_SIZE)
 
 
 PLAIN = FrameLayout((FRAME_SIZE, FRAME_SIZE, 1), lambda images: images[..., None], lambda frames: frames[..., 0])
-BLOCKED = FrameLayout((21, 21, 16), block_frames, unblock_frames)
+BLOCKED = FrameLayout((BLOCKS, BLOCKS, BLOCK * BLOCK), block_frames, unblock_frames)
 
 
 def layout_of(shape: tuple[int, ...]) -> FrameLayout:

@@ -20,6 +20,7 @@ from jaxrl_atari.algorithm import Algorithm, Rollout, TrainState, find_algorithm
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
+from jaxrl_atari.errors import require
 from jaxrl_atari.network_interface import Network, Networks
 from jaxrl_atari.update import update
 
@@ -31,23 +32,18 @@ class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
-        arrays: `train_state`, of a checkpoint or the first one (`session_arrays.py`). It is copied: an update
-            consumes it.
+        train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied: an update consumes it.
     """
 
-    def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
+    def __init__(self, config: Config, placement: Placement, networks: Networks, train_state: TrainState):
         self._acting_network = networks.acting
         self.compute_dtype = networks.learning.dtype
         self._actors = placement.actors
         self._check = config.devices.check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, networks.learning, find_algorithm(config.algorithm))
-        self._state = self._parallel.replicate(_copy(arrays["train_state"]))
-
-    @property
-    def lagging_params(self) -> Any:
-        """The parameters that the next rollout acts with, for a checkpoint; None if these are `state.params`."""
-        return None
+        self._state = self._parallel.replicate(_copy(train_state))  # in the form of `DataParallel`
+        self._has_updated = False
 
     @property
     def state(self) -> TrainState:
@@ -67,6 +63,9 @@ class Learner:
 
         Returns:
             A function that waits for the update and returns its metrics.
+
+        Raises:
+            ConfigError: `TrainState.extra` differs from device to device.
         """
         rollout = self._parallel.assemble(rollouts)
         # On several devices the key becomes integers. `DataParallel.compile` turns the last argument into a key.
@@ -75,8 +74,23 @@ class Learner:
             arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, config, key)
+        if self._check or not self._has_updated:
+            self._check_extra()
+        self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
+
+    def _check_extra(self) -> None:
+        """Raises `ConfigError` if `extra` differs between devices: a checkpoint keeps that of one device alone.
+
+        On several devices it waits for the update. So only the first update is checked, and all of them with
+        `devices.check`.
+        """
+        leaf = self._parallel.differing_leaf({"extra": self._state.extra})
+        hint = "compute means over the rollout with mean(x) and mean.moments(x)"
+        require(
+            leaf is None, f"{leaf} of prepare", "another value on each device", "the same on all devices", hint
+        )
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; not finite if one of them is not."""
@@ -84,12 +98,17 @@ class Learner:
 
     def acting_params(self) -> list[Any]:
         """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
-        moved = map(jax.device_put, self._params_of_actors(), self._actors)
-        return [self._acting_network.acting_params(params) for params in moved]
+        return self._to_actors(self._state.params)
 
-    def _params_of_actors(self) -> list[Any]:
-        """The parameters that each actor acts with, on any device."""
-        return [self._parallel.local_part(self._state.params, i) for i in range(len(self._actors))]
+    def _to_actors(self, params: Any) -> list[Any]:
+        """Parameters in the form of `DataParallel`, as `acting_params` returns them."""
+        own = [self._parallel.local_part(params, number) for number in range(len(self._actors))]
+        moved = map(jax.device_put, own, self._actors)
+        return [self._acting_network.acting_params(each) for each in moved]
+
+    def further_items(self) -> dict[str, Any]:
+        """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""
+        return {}
 
     def close(self) -> None:
         """Frees what the learner holds besides arrays. This learner holds nothing else."""
@@ -102,17 +121,24 @@ class OverlappedLearner(Learner):
     the train state waits for the thread first.
 
     Args:
-        arrays: also `acting`, the lagging parameters of a checkpoint, if there is one; they are kept as they are.
+        acting: the item `acting` of a checkpoint, which `further_items` returned. None: the parameters of
+            `train_state`, as before the first update.
     """
 
-    def __init__(self, config: Config, placement: Placement, networks: Networks, arrays: dict[str, Any]):
-        super().__init__(config, placement, networks, arrays)
+    def __init__(
+        self,
+        config: Config,
+        placement: Placement,
+        networks: Networks,
+        train_state: TrainState,
+        acting: Any = None,
+    ):
+        super().__init__(config, placement, networks, train_state)
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
-        self._has_compiled = False
-        self._acting = arrays.get("acting")
-        if self._acting is None:  # before the first update both are the same
-            self._acting = _copy(self.state.params)
+        # The parameters from before the newest update, in the form of `DataParallel`. It is a copy, because the
+        # update consumes the originals.
+        self._acting = _copy(self._state.params) if acting is None else self._parallel.replicate(acting)
 
     @property
     def state(self) -> TrainState:
@@ -126,28 +152,24 @@ class OverlappedLearner(Learner):
             self._running.result()
             self._running = None
 
-    @property
-    def lagging_params(self) -> Any:
-        """The parameters from before the newest update, on the learner's first local device; never None."""
-        return self._acting
-
     def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
         self._wait()
-        self._acting = _copy(self.state.params)  # the update consumes the originals
+        self._acting = _copy(self._state.params)
         self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
         return self._running.result
 
     def _update_in_thread(self, *arguments: Any) -> dict[str, float]:
         # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
         # is exempt: to compile an array that an algorithm closes over, JAX fetches it from the device.
-        with jax.transfer_guard("disallow" if self._check and self._has_compiled else "allow"):
-            metrics = super().update(*arguments)()
-        self._has_compiled = True
-        return metrics
+        with jax.transfer_guard("disallow" if self._check and self._has_updated else "allow"):
+            return super().update(*arguments)()
 
-    def _params_of_actors(self) -> list[Any]:
-        return [self._acting] * len(self._actors)
+    def acting_params(self) -> list[Any]:
+        return self._to_actors(self._acting)
+
+    def further_items(self) -> dict[str, Any]:
+        return {"acting": self._parallel.local_part(self._acting, 0)}
 
     def close(self) -> None:
         self._thread.shutdown()

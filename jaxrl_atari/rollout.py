@@ -23,16 +23,15 @@ at which an environment gets a new seed (`groups.py`).
 **Records.** The file reads from the top: first the loop, then what it calls on the host, then what runs on the
 device. They work on these classes and records:
 
-    EnvGroup                    emulators that step together; it lasts as long as the session
-        newest, episodes        on the host: their newest step, and counts of the games in progress
+    EnvGroup            emulators that step together, and the policy that acts in them
+        newest, episodes        on the host: the newest step, and counts of the games in progress
         past: Past              on the device: what the next rollout starts from
-    GroupRollout                one rollout of a group, while it is played
-        Outcome                 on the host: what the emulators answer (rewards, ends of games)
-        ActorState              on the device: what the policy sees and does; `act` takes it and returns the next
-    FinishedRollout             these two when the rollout is full, and the memory before step 0, on the device
-    Rollout                     what `join_groups` makes of them, over all groups of a device
-    Collected                   the result of `collect`: one `Rollout` for each learner device of this process, and
-                                the games that ended, in all processes
+        outcome: Outcome        on the host, while a rollout is played: rewards and ends of games
+        state: ActorState       on the device, while a rollout is played: what the policy sees and does
+    FinishedRollout     the last two when the rollout is full, and the memory before step 0; all on the device
+    Rollout             what `join_groups` makes of the finished rollouts of a device's groups
+    Collected           the result of `collect`: one `Rollout` for each learner device of this process, and the
+                        games that ended, in all processes
 """
 
 from __future__ import annotations
@@ -84,12 +83,11 @@ def collect(
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
     length = groups[0][0].rollout_length
-    by_device = [
-        [group.new_rollout(key, device_params) for group in on_device]
-        for on_device, device_params in zip(groups, params, strict=True)
-    ]
+    for on_device, device_params in zip(groups, params, strict=True):
+        for group in on_device:
+            group.begin(key, device_params)
     # A turn is one group of each device: the first groups take the first turn, the second groups the next.
-    turns = list(zip(*by_device, strict=True))
+    turns = list(zip(*groups, strict=True))
     games: list[FinishedGame] = []
     first_actions_sent = 0.0  # the time
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
@@ -97,21 +95,21 @@ def collect(
         for turn in turns:
             # Receive and start one device after the other: the policy of one runs while the host waits for the
             # emulators of the next. The host waits for actions only when all policies have been started.
-            for rollout in turn:
+            for group in turn:
                 if t > 0:
-                    games += rollout.receive(t - 1)
-                rollout.start_policy()
+                    games += group.receive(t - 1)
+                group.start_policy()
             if t < length:  # the actions of step T are not sent: the next rollout draws its own
-                for rollout in turn:
-                    rollout.send()
+                for group in turn:
+                    group.send()
         if t == 0:  # the clock starts here, because the first actions also wait for the update
             first_actions_sent = time.perf_counter()
-    all_rollouts = list(itertools.chain(*by_device))
-    waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
+    all_groups = list(itertools.chain(*groups))
+    waiting = sum(group.waited_seconds for group in all_groups)
     policy = time.perf_counter() - first_actions_sent - waiting
     return Collected(
-        rollouts=[join_groups([rollout.finish() for rollout in on_device]) for on_device in by_device],
-        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
+        rollouts=[join_groups([group.finish() for group in on_device]) for on_device in groups],
+        env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         policy_seconds=policy,
@@ -144,16 +142,25 @@ def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[Finishe
 
 
 class EnvGroup:
-    """Environments that step together on one device, and what their next rollout starts from.
+    """Environments that step together on one device, and the policy that acts in them.
 
-    A new group resets its emulators: its first rollout starts new games. Between two rollouts a checkpoint takes
-    what `take_games` returns, and `past.carry`. A group that is made later continues from these (`resume`).
+    A new group resets its emulators: its first rollout starts new games. `collect` plays a rollout: it calls
+    `begin`; then, in each step 0 to T - 1,
+
+        start_policy    starts `act`, and does not wait for the actions
+        send            waits for the actions, and gives them to the emulators
+        receive         waits for the emulators, and records what they answer
+
+    and in step T `start_policy` alone, for the bootstrap value. Then it calls `finish`.
 
     What the next rollout starts from:
 
-        newest      the emulators' newest step
-        episodes    counts of the games in progress
-        past        what the policy saw and remembers before the newest step
+        newest          the emulators' newest step
+        episodes        counts of the games in progress
+        past            what the policy saw and remembers before the newest step
+
+    Between two rollouts a checkpoint takes what `take_games` returns, and `past.carry`. A group that is made later
+    continues from these (`resume`).
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -193,15 +200,7 @@ class EnvGroup:
         self.episodes = episodes
         self.past = jax.device_put(past, self.device)
 
-    def new_rollout(self, key: jax.Array, params: Any) -> GroupRollout:
-        """Begins a rollout, which must be finished before the next one begins.
-
-        Args:
-            key: the source of its actions.
-            params: what `Network.acting_params` returned, on this group's device.
-        """
-        key = jax.device_put(key, self.device)
-        return GroupRollout(self, params, begin_rollout(self.past, key, self._env_index, self.rollout_length))
+    # Between rollouts
 
     def take_games(self) -> tuple[GamesInProgress, Segment] | None:
         """Ends a segment of the log of actions, for a checkpoint between two rollouts.
@@ -219,43 +218,29 @@ class EnvGroup:
         return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
-        """Plays the games of a checkpoint again, and continues them. See `envs.replay.restore_games`.
+        """Plays the games of a checkpoint again in a new group, and continues them. See `replay.restore_games`.
 
         Args:
             games: the first part of what `take_games` returned when the checkpoint was written.
             carry: `past.carry` of that time.
         """
-        newest, frames, age, episodes = restore_games(self.pool, games)
+        newest, frames, age, episodes = restore_games(self.pool, self.newest, games)
         past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
         self._start_from(newest, episodes, past)
 
+    # A rollout
 
-class GroupRollout:
-    """A rollout of a group while it is played.
+    def begin(self, key: jax.Array, params: Any) -> None:
+        """Begins a rollout.
 
-    It plays with the group's emulators: the group's `newest` and `episodes` change with each step, and its `past`
-    when the rollout is finished.
-
-    `collect` calls, in each step 0 to T - 1,
-
-        start_policy    starts `act`, and does not wait for the actions
-        send            waits for the actions, and gives them to the emulators
-        receive         waits for the emulators, and records what they answer
-
-    and in step T `start_policy` alone, for the bootstrap value. Then it calls `finish`.
-
-    Args:
-        group: whose emulators play.
-        params: the parameters to act with.
-        state: what `begin_rollout` returned.
-    """
-
-    def __init__(self, group: EnvGroup, params: Any, state: ActorState):
-        self.group = group
+        Args:
+            key: the source of its actions.
+            params: what `Network.acting_params` returned, on this group's device.
+        """
+        key = jax.device_put(key, self.device)
         self._params = params
-        self._state = state
-        self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
-        shape = (group.rollout_length, group.pool.num_envs)
+        self._state = begin_rollout(self.past, key, self._env_index, self.rollout_length)
+        shape = (self.rollout_length, self.pool.num_envs)
         self.outcome = Outcome(
             reward=np.zeros(shape, np.float32),
             terminated=np.zeros(shape, bool),
@@ -272,54 +257,53 @@ class GroupRollout:
         Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
         emulators keep cold. So the transfer guard makes an exception for both transfers.
         """
-        group = self.group
-        if group.check:
-            check_placement("acting", {"params": self._params, "state": self._state}, [group.device])
-        frame, first = group.newest.frame, group.newest.first
+        if self.check:
+            check_placement("acting", {"params": self._params, "state": self._state}, [self.device])
         with jax.transfer_guard_host_to_device("allow"):
-            self._state, self._action = act(group.network, self._params, self._state, frame, first)
+            self._state, self._action = act(
+                self.network, self._params, self._state, self.newest.frame, self.newest.first
+            )
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
         with jax.transfer_guard_device_to_host("allow"):
             actions = np.asarray(self._action)
-        self.group.pool.send(actions)
+        self.pool.send(actions)
 
     def receive(self, t: int) -> list[FinishedGame]:
         """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
-        group = self.group
         start = time.perf_counter()
-        newest = group.pool.recv()
+        newest = self.pool.recv()
         self.waited_seconds += time.perf_counter() - start
-        group.newest = newest
+        self.newest = newest
         reward = newest.reward
-        if group.rules.clip_rewards:
+        if self.rules.clip_rewards:
             reward = np.clip(reward, -1.0, 1.0)
         terminated = newest.terminated
-        if group.rules.life_loss_terminal:
+        if self.rules.life_loss_terminal:
             terminated = terminated | newest.life_lost
         counts = ~newest.first  # an auto-reset step does not
-        outcome = self.outcome
-        outcome.reward[t] = reward
-        outcome.terminated[t] = terminated
-        outcome.truncated[t] = newest.truncated
-        outcome.weight[t] = counts
+        self.outcome.reward[t] = reward
+        self.outcome.terminated[t] = terminated
+        self.outcome.truncated[t] = newest.truncated
+        self.outcome.weight[t] = counts
         self.env_steps += int(np.sum(counts))
-        return [game._replace(env=group.first_env + game.env) for game in group.episodes.count(newest, t)]
+        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest, t)]
 
     def finish(self) -> FinishedRollout:
         """Ends the rollout, which is full. The group keeps what the next one starts from."""
-        group, state = self.group, self._state
-        del self._state  # so that its memory is freed once `join_groups` has made a `Rollout` of it
-        finished = FinishedRollout(state, jax.device_put(self.outcome, group.device), group.past.carry)
-        group.past = past_of(state)
+        finished = FinishedRollout(self._state, jax.device_put(self.outcome, self.device), self.past.carry)
+        self.past = past_of(self._state)
+        # The group keeps no arrays of the rollout: the memory of the state is freed once `join_groups` has made a
+        # `Rollout` of it, and that of the parameters once the learner no longer needs them.
+        del self._params, self._state, self._action
         return finished
 
 
 class Outcome(NamedTuple):
     """What the emulators answer in each step of a rollout, [T, B]. See `Rollout`.
 
-    NumPy arrays while the rollout is played; `GroupRollout.finish` puts them on the device.
+    NumPy arrays while the rollout is played; `EnvGroup.finish` puts them on the device.
     """
 
     reward: np.ndarray | jax.Array
@@ -368,7 +352,10 @@ class ActorState(NamedTuple):
 
 
 class FinishedRollout(NamedTuple):
-    """The rollout of a group, full: all of it is on the device."""
+    """The rollout of a group, full: all of it is on the device.
+
+    `join_groups` makes a `Rollout` of those of all groups in one program, which copies the frames once.
+    """
 
     state: ActorState
     outcome: Outcome

@@ -220,8 +220,7 @@ class Session:
     def _arrays(self) -> dict[str, Any]:
         """The items of a checkpoint except those of the games: name -> pytree."""
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
-        if self.learner.lagging_params is not None:
-            items["acting"] = self.learner.lagging_params
+        items |= self.learner.further_items()
         if self.evaluator is not None and self.evaluator.is_running:
             items["evaluation"] = self.evaluator.snapshot
         return items

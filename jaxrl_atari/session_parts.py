@@ -36,8 +36,9 @@ def make_learner(
     networks = networks_of_session(config.network, placement, num_actions)
     if networks.learning.advice:
         say(networks.learning.advice)
-    kind = Learner if config.overlap == "none" else OverlappedLearner
-    return kind(config, placement, networks, arrays)
+    if config.overlap == "none":
+        return Learner(config, placement, networks, arrays["train_state"])
+    return OverlappedLearner(config, placement, networks, arrays["train_state"], arrays.get("acting"))
 
 
 def make_evaluator(

@@ -22,7 +22,7 @@ from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.learner import Learner
+from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.minibatches import observe
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.network_interface import Observation
@@ -164,10 +164,10 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
     placement = place(config.devices)
     arrays = first_arrays(config, Corridor.num_actions, 0, placement.home)
     own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
-    learner = Learner(config, placement, own, arrays)
+    learner = Learner(config, placement, own, arrays["train_state"])
     params = arrays["train_state"].params
     learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()
-    assert learner.lagging_params is None
+    assert learner.further_items() == {}
     for given, new in zip(*map(jax.tree.leaves, (params, learner.state.params)), strict=True):
         assert np.any(np.asarray(given) != new)
 
@@ -235,6 +235,45 @@ def test_vtrace_computes_part_of_a_minibatch_at_a_time_on_each_device():
         )
         bounds[devices] = max(sizes)
     assert bounds == {1: config.minibatch_size, 2: config.minibatch_size // 2}
+
+
+def test_a_leaf_that_differs_between_devices_is_named():
+    parallel = DataParallel(jax.devices("cpu")[:3])
+    equal = {"mean": jnp.float32(0.1), "is_warm": jnp.bool_(True), "nan": jnp.array([jnp.nan, 1.0]), "key": KEY}
+    assert parallel.differing_leaf(parallel.replicate(equal)) is None
+    for name, other in (("mean", jnp.float32(0.2)), ("is_warm", jnp.bool_(False)), ("nan", jnp.zeros(2))):
+        rows = parallel.assemble([equal, equal, equal | {name: other}])
+        assert parallel.differing_leaf({"extra": rows}) == f"extra/{name}"
+    assert parallel.differing_leaf(()) is None
+
+
+@pytest.mark.parametrize("kind", [Learner, OverlappedLearner])
+def test_extra_must_be_the_same_on_all_devices(kind):
+    """The first update finds a mean that each device has computed over its own part of the rollout."""
+
+    def prepare(state, apply, rollout, mean, config, key):
+        state = state.replace(extra={"updates": state.extra["updates"] + 1, "mean": jnp.mean(rollout.value)})
+        return ppo_prepare(state, apply, rollout, mean, config, key)
+
+    extra = {"updates": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
+    register_algorithm("own", PPO._replace(init=lambda params, key: (params, extra), prepare=prepare))
+    register_network("own", FeedForward)
+    config = Config(
+        network=NetworkConfig(name="own"),
+        algorithm="own",
+        ppo=CONFIG,
+        env=EnvConfig(num_envs=ENVS),
+        devices=DevicesConfig(gpu=False, data_parallel=2),
+    )
+    placement = place(config.devices)
+    train_state = first_arrays(config, Corridor.num_actions, 0, placement.home)["train_state"]
+    own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
+    learner = kind(config, placement, own, train_state)
+    halves = [collected(own.acting, train_state.params, ENVS // 2, seed) for seed in (0, 1)]
+    expected = "extra/mean of prepare = 'another value on each device': expected the same on all devices; compute"
+    with pytest.raises(ConfigError, match=expected):
+        learner.update(halves, jax.tree.map(np.float32, CONFIG), KEY)()
+    learner.close()
 
 
 def test_a_lambda_of_the_game_is_no_number_of_an_update():

@@ -38,16 +38,15 @@ TWO = {"data_parallel": 2}
 @pytest.fixture(scope="module", autouse=True)
 def _weights_that_differ():
     """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
-    receive = rollout.GroupRollout.receive
+    receive = rollout.EnvGroup.receive
 
-    def with_gaps(playing, t):
-        games = receive(playing, t)
-        group = playing.group
-        playing.outcome.weight[t, group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+    def with_gaps(group, t):
+        games = receive(group, t)
+        group.outcome.weight[t, group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
         return games
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout.GroupRollout, "receive", with_gaps)
+        patch.setattr(rollout.EnvGroup, "receive", with_gaps)
         yield
 
 
@@ -247,7 +246,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
     def careless(function):
         return lambda *arguments: (bias + np.ones(6), function(*arguments))[1]
 
-    owner, name = (run.games.groups[0][0], "new_rollout") if place == "groups" else (run.learner, "_update")
+    owner, name = (run.games.groups[0][0], "begin") if place == "groups" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         list(train(run))

@@ -23,11 +23,14 @@ class ReplayedStep(NamedTuple):
     step: EnvStep
 
 
-def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) -> Iterator[ReplayedStep]:
+def play_again(
+    pool: EnvPool, start: EnvStep, seeds: np.ndarray, actions: Sequence[np.ndarray]
+) -> Iterator[ReplayedStep]:
     """Plays games from seeds and actions. All environments end together; one with fewer actions starts later.
 
     Args:
         pool: a pool before its first step.
+        start: what its `reset` returned.
         seeds: int [n], the seed of each environment.
         actions: for each environment, its actions, int [steps].
 
@@ -35,7 +38,7 @@ def play_again(pool: EnvPool, seeds: np.ndarray, actions: Sequence[np.ndarray]) 
         The start, and each step.
     """
     lengths = np.array(list(map(len, actions)))
-    step = pool.reset()
+    step = start
     for remaining in range(lengths.max(), -1, -1):
         starts = lengths == remaining
         if starts.any():
@@ -54,8 +57,13 @@ class Replayed(NamedTuple):
     episodes: EpisodeCounter  # return and length so far
 
 
-def restore_games(pool: EnvPool, games: GamesInProgress) -> Replayed:
+def restore_games(pool: EnvPool, start: EnvStep, games: GamesInProgress) -> Replayed:
     """Plays the games of a checkpoint again in a new pool, which then continues their record. Shows progress.
+
+    Args:
+        pool: a pool before its first step.
+        start: what its `reset` returned.
+        games: the first part of what `GameRecord.cut_segment` returned.
 
     Raises:
         UserError: the games do not end as in the checkpoint, which is damaged or of another emulator or game.
@@ -66,7 +74,7 @@ def restore_games(pool: EnvPool, games: GamesInProgress) -> Replayed:
     actions = [each[len(each) - n :] for each, n in zip(games.actions, since.tolist(), strict=True)]
     episodes = EpisodeCounter(pool.num_envs)
     newest = deque(maxlen=PAST + 1)
-    steps = play_again(pool, games.anchor_seed, actions)
+    steps = play_again(pool, start, games.anchor_seed, actions)
     title = "playing the games of the checkpoint again"
     for replayed in tracked(steps, title, since.max() + 1, transient=True):
         episodes.count(replayed.step)

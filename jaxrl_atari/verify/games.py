@@ -131,7 +131,8 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
     counter = EpisodeCounter(len(batch))
     try:
         actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
-        for remaining, _, step in play_again(pool, np.array([piece.seed for piece in batch]), actions):
+        seeds = np.array([piece.seed for piece in batch])
+        for remaining, _, step in play_again(pool, pool.reset(), seeds, actions):
             reached = [piece.end - remaining for piece in batch]
             for game in counter.count(step):
                 piece = batch[game.env]
