@@ -98,12 +98,12 @@ class Learner:
 
     def acting_params(self) -> list[Any]:
         """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
-        return self._to_actors(self._state.params)
+        newest = [self._parallel.local_part(self._state.params, number) for number in range(len(self._actors))]
+        return self._to_actors(newest)
 
-    def _to_actors(self, params: Any) -> list[Any]:
-        """Parameters in the form of `DataParallel`, as `acting_params` returns them."""
-        own = [self._parallel.local_part(params, number) for number in range(len(self._actors))]
-        moved = map(jax.device_put, own, self._actors)
+    def _to_actors(self, params: Sequence[Any]) -> list[Any]:
+        """The parameters of each actor, on any device, as `acting_params` returns them."""
+        moved = map(jax.device_put, params, self._actors)
         return [self._acting_network.acting_params(each) for each in moved]
 
     def further_items(self) -> dict[str, Any]:
@@ -136,9 +136,9 @@ class OverlappedLearner(Learner):
         super().__init__(config, placement, networks, train_state)
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
-        # The parameters from before the newest update, in the form of `DataParallel`. It is a copy, because the
+        # The parameters from before the newest update, on the learner's first local device: a copy, because the
         # update consumes the originals.
-        self._acting = _copy(self._state.params) if acting is None else self._parallel.replicate(acting)
+        self._acting = _copy(self.state.params) if acting is None else acting
 
     @property
     def state(self) -> TrainState:
@@ -155,7 +155,7 @@ class OverlappedLearner(Learner):
     def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
         self._wait()
-        self._acting = _copy(self._state.params)
+        self._acting = _copy(self.state.params)
         self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
         return self._running.result
 
@@ -166,10 +166,10 @@ class OverlappedLearner(Learner):
             return super().update(*arguments)()
 
     def acting_params(self) -> list[Any]:
-        return self._to_actors(self._acting)
+        return self._to_actors([self._acting] * len(self._actors))
 
     def further_items(self) -> dict[str, Any]:
-        return {"acting": self._parallel.local_part(self._acting, 0)}
+        return {"acting": self._acting}
 
     def close(self) -> None:
         self._thread.shutdown()
