@@ -83,7 +83,7 @@ class DataParallel:
         return jax.tree.map(row, tree)
 
     def differing_leaf(self, tree: Any) -> str | None:
-        """The name of the first leaf of a tree that differs from device to device; None if all are equal.
+        """The path of the first leaf of a tree that differs from device to device; None if all are equal.
 
         All processes must call it, and each gets the same answer.
         """
@@ -93,7 +93,7 @@ class DataParallel:
         answers = jax.device_get(self.local_part(differs, 0))
         for path, answer in jax.tree_util.tree_leaves_with_path(answers):
             if answer:
-                return jax.tree_util.keystr(path, simple=True, separator="/")
+                return jax.tree_util.keystr(path)
         return None
 
 

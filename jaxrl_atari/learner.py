@@ -84,13 +84,12 @@ class Learner:
         """Raises `ConfigError` if `extra` differs between devices: a checkpoint keeps that of one device alone.
 
         On several devices it waits for the update. So only the first update is checked, and all of them with
-        `devices.check`.
+        `devices.check`. The parameters are not checked: their gradients are means over all devices.
         """
-        leaf = self._parallel.differing_leaf({"extra": self._state.extra})
+        leaf = self._parallel.differing_leaf(self._state.extra)
+        found, expected = "another value on each device", "the same on all devices"
         hint = "compute means over the rollout with mean(x) and mean.moments(x)"
-        require(
-            leaf is None, f"{leaf} of prepare", "another value on each device", "the same on all devices", hint
-        )
+        require(leaf is None, f"extra{leaf} of prepare", found, expected, hint)
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; not finite if one of them is not."""

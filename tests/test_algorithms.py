@@ -243,7 +243,7 @@ def test_a_leaf_that_differs_between_devices_is_named():
     assert parallel.differing_leaf(parallel.replicate(equal)) is None
     for name, other in (("mean", jnp.float32(0.2)), ("is_warm", jnp.bool_(False)), ("nan", jnp.zeros(2))):
         rows = parallel.assemble([equal, equal, equal | {name: other}])
-        assert parallel.differing_leaf({"extra": rows}) == f"extra/{name}"
+        assert parallel.differing_leaf(rows) == f"['{name}']"
     assert parallel.differing_leaf(()) is None
 
 
@@ -270,7 +270,7 @@ def test_extra_must_be_the_same_on_all_devices(kind):
     own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
     learner = kind(config, placement, own, train_state)
     halves = [collected(own.acting, train_state.params, ENVS // 2, seed) for seed in (0, 1)]
-    expected = "extra/mean of prepare = 'another value on each device': expected the same on all devices; compute"
+    expected = r"extra\['mean'\] of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(ConfigError, match=expected):
         learner.update(halves, jax.tree.map(np.float32, CONFIG), KEY)()
     learner.close()
