@@ -9,8 +9,8 @@ steps the policy is applied once more, to frame T, for the value that the target
     rollout          step 0    step 1    ...    step T-1    step T (only its value is used)
     next rollout                                            step 0    step 1    ...
 
-Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. What a
-rollout hands to the next one (`Past`) is therefore what was seen and remembered *before* step T.
+Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
+rollout therefore hands to the next one (`Past`) the frames that it saw and the memory that it had *before* step T.
 
 **Groups.** The environments of a device are dealt to groups, by default two on a GPU and one on a CPU. Groups take
 turns: one steps its emulators while the policy acts for the other. The seed of an environment's games and the
@@ -27,7 +27,7 @@ device. They work on these classes and records:
         newest, episodes        on the host: the newest step, and counts of the games in progress
         past: Past              on the device: what the next rollout starts from
         outcome: Outcome        on the host, while a rollout is played: rewards and ends of games
-        state: ActorState       on the device, while a rollout is played: what the policy sees and does
+        ActorState              on the device, while a rollout is played: what the policy sees and does
     FinishedRollout     the last two when the rollout is full, and the memory before step 0; all on the device
     Rollout             what `join_groups` makes of the finished rollouts of a device's groups
     Collected           the result of `collect`: one `Rollout` for each learner device of this process, and the
