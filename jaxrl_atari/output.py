@@ -5,13 +5,13 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import TextIO, TypeVar
 
 from rich.console import Console
 from rich.progress import track
 
-from jaxrl_atari.errors import correctable
+from jaxrl_atari.errors import UserError, correctable, reason
 
 Item = TypeVar("Item")
 
@@ -63,6 +63,25 @@ def say_changes(text: str, changed: Mapping[str, tuple[object, object]]) -> None
     """
     if changed:
         say(f"{text}: {', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items())}")
+
+
+def try_to(problem: str, action: Callable[[], object], resume: str) -> bool:
+    """Calls a function that reads or saves results, or prints why it cannot. Such an error ends no training.
+
+    Args:
+        problem: what an error means, such as `the results are not saved`.
+        action: the function.
+        resume: the command that tries again.
+
+    Returns:
+        Whether the function has succeeded.
+    """
+    try:
+        action()
+    except (OSError, UserError) as error:
+        say(f"{problem}: {reason(error)}; {resume} tries again")
+        return False
+    return True
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -96,6 +96,21 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     assert checkpoints.env_steps()[-1] == steps[-1] > 1_900
 
 
+def test_followers_are_told_why_the_leader_cannot_use_the_run_directory(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    coordinator = free_address()
+    children = [start([*SMALL, "--run-dir", tmp_path, *options(coordinator, index)]) for index in range(2)]
+    try:
+        printed = [child.communicate(timeout=60)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for output in printed:
+        assert f"error: {tmp_path}: holds notes.txt, and no run; choose another folder" in output
+    assert [child.returncode for child in children] == [2, 2], printed
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, tmp_path):
     coordinator = free_address()

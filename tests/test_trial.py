@@ -54,7 +54,7 @@ def test_followers_get_the_absolute_path_of_the_run_directory(tmp_path, monkeypa
     monkeypatch.setattr(trial, "_start_or_resume", stop_here)
     with pytest.raises(UserError, match="stopped by the test"):
         run_training(TINY, "run")
-    assert sent == [str(tmp_path / "run")]
+    assert sent == ["", str(tmp_path / "run")], "no problem, and the directory"
 
 
 class Seen(Lines):
@@ -176,7 +176,7 @@ def test_a_new_run_whose_sessions_are_all_refused_names_every_reason_and_is_remo
         raise UserError(next(reasons))
 
     monkeypatch.setattr(session_module, "start_games", refuse)
-    with pytest.raises(UserError, match=r"^no games; no memory$"):
+    with pytest.raises(UserError, match=r"^no session could begin: no games; no memory$"):
         run_training(TINY, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

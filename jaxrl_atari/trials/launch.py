@@ -1,18 +1,21 @@
 """Jobs and launchers: a job is a session that is to be trained, and a launcher trains jobs.
 
 There are three launchers: `run_here` trains one job after the other in this process, `processes.run_processes`
-several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray cluster.
+several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray cluster. `poll_until_done` is the
+loop of the last two.
 """
 
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import correctable, reason
-from jaxrl_atari.output import say
+from jaxrl_atari.errors import SessionsFailed, UserError, correctable, reason
+from jaxrl_atari.output import counted, say
+from jaxrl_atari.runs.layout import has_session
 
 POLL_SECONDS = 0.1
 """How often launchers look for stop requests, output, and jobs that have ended."""
@@ -49,6 +52,58 @@ class Failure(NamedTuple):
 
     reason: str  # one line
     correctable: bool = False  # whether the user can correct it, as a `UserError`
+
+
+class Failures:
+    """The failures of the jobs that one start of a command has launched, and the errors that they end in.
+
+    Args:
+        noun: what fails: `session` or `trial`.
+    """
+
+    def __init__(self, noun: str = "session"):
+        self._noun = noun
+        self._failures: dict[str, Failure] = {}  # name of a job -> its failure, in the order of their ends
+
+    def __bool__(self) -> bool:
+        """Whether a job has failed."""
+        return bool(self._failures)
+
+    def add(self, name: str, failure: Failure) -> None:
+        """Notes the failure of the job with this name."""
+        self._failures[name] = failure
+
+    def on_end(self, job: Job, failure: Failure | None) -> None:
+        """Prints and notes the failure of a job, if any. This is an `OnEnd`."""
+        if failure is not None:
+            job.say(f"failed: {failure.reason}")
+            self.add(job.name, failure)
+
+    def raise_correctable(self) -> None:
+        """Raises `UserError` with the failures that the user can correct, if there are any."""
+        reasons = [failure.reason for failure in self._failures.values() if failure.correctable]
+        if reasons:
+            raise UserError("; ".join(reasons))
+
+    def raise_if_none_began(self, directory: Path) -> None:
+        """Raises `UserError` with each reason once if jobs have failed and no session has begun in a directory."""
+        if self._failures and not has_session(directory):
+            reasons = dict.fromkeys(failure.reason for failure in self._failures.values())
+            raise UserError(f"no {self._noun} could begin: {'; '.join(reasons)}")
+
+    def raise_all(self, count: int, resume: str) -> None:
+        """Raises `SessionsFailed` if a job has failed.
+
+        Args:
+            count: number of all jobs, including those of earlier starts.
+            resume: the command that runs those that failed again.
+        """
+        if self._failures:
+            reasons = "; ".join(f"{name}: {failure.reason}" for name, failure in self._failures.items())
+            jobs = counted(count, self._noun)
+            raise SessionsFailed(
+                f"{len(self._failures)} of {jobs} failed ({reasons}); {resume} runs what is missing"
+            )
 
 
 class Train(Protocol):
@@ -97,6 +152,54 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
             say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
         return Failure(reason(user_error or error), correctable=user_error is not None)
     return None
+
+
+End = TypeVar("End", covariant=True)
+"""What a `Group` says of a job that has ended."""
+
+
+class Group(Protocol[End]):
+    """Jobs that run outside this process: some wait for room, others run."""
+
+    def is_done(self) -> bool:
+        """Whether no job waits or runs."""
+        ...
+
+    def poll(self) -> Sequence[End]:
+        """Starts jobs where there is room, and returns those that have ended, after about `POLL_SECONDS`."""
+        ...
+
+    def stop(self) -> None:
+        """Asks each running job to write its last checkpoint and end. No other job is started."""
+        ...
+
+
+def poll_until_done(group: Group[End], stop: StopRequest, on_end: Callable[[End, bool], object]) -> None:
+    """Runs the jobs of a group until all have ended. A stop request is passed on to them once.
+
+    If an error is raised, for example by `on_end`, the jobs first write their last checkpoints and end.
+
+    Args:
+        on_end: called for each job that has ended, with whether a stop was requested before.
+
+    Raises:
+        KeyboardInterrupt: after a stop request, once all jobs have ended.
+    """
+    stopping = False
+    try:
+        while not group.is_done():
+            if stop.requested and not stopping:
+                stopping = True
+                group.stop()
+            for end in group.poll():
+                on_end(end, stopping)
+    except Exception:
+        group.stop()
+        while not group.is_done():
+            group.poll()
+        raise
+    if stopping:
+        raise KeyboardInterrupt
 
 
 def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raises: bool = False) -> None:

@@ -29,7 +29,16 @@ from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted
-from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train, attempt
+from jaxrl_atari.trials.launch import (
+    POLL_SECONDS,
+    STOPPING,
+    Failure,
+    Job,
+    OnEnd,
+    Train,
+    attempt,
+    poll_until_done,
+)
 from jaxrl_atari.trials.slots import Slot
 
 _SPAWN = multiprocessing.get_context("spawn")
@@ -106,89 +115,84 @@ def run_processes(
         KeyboardInterrupt: a stop was requested and passed on, and all processes have ended. A second Ctrl-C kills
             the processes.
     """
+
+    def end(child: _Child, stopping: bool) -> None:
+        failure = child.failure_at_end(stopping)
+        if failure or child.process.exitcode == 0:
+            on_end(child.job, failure)
+
     processes = _Processes(jobs, train, slots, parallel)
-    stopping = False
     with StopRequest(quick=False, answer=STOPPING) as stop, processes.killed_by_ctrl_c():
-        try:
-            while processes.waiting or processes.running:
-                if stop.requested and not stopping:
-                    stopping = True
-                    processes.stop()
-                if processes.start_next():
-                    continue
-                time.sleep(POLL_SECONDS)
-                for child in processes.read():
-                    failure = child.failure_at_end(stopping)
-                    if failure or child.process.exitcode == 0:
-                        on_end(child.job, failure)
-        except Exception:  # for example from `on_end`; first, the sessions write their last checkpoints
-            processes.stop()
-            while processes.running:
-                time.sleep(POLL_SECONDS)
-                processes.read()
-            raise
-    if stopping:
-        raise KeyboardInterrupt
+        poll_until_done(processes, stop, end)
 
 
 class _Processes:
-    """The jobs of `run_processes`: those that wait for a process, and those that train in one."""
+    """The jobs of `run_processes`, a `launch.Group`: those that wait for a process, and those that have one."""
 
     def __init__(self, jobs: Sequence[Job], train: Train, slots: Sequence[Slot], parallel: int):
-        self.waiting = list(jobs)
-        self.running: list[_Child] = []
+        self._waiting = list(jobs)
+        self._running: list[_Child] = []
         self._train = train
         self._slots = slots
         self._parallel = parallel
         self._announced: set[int] = set()  # `Job.program` of the programs whose compiler has been named
         self._available: set[int] = set()  # `Job.program` of the programs for which no session need wait
 
-    def start_next(self) -> bool:
+    def is_done(self) -> bool:
+        return not self._waiting and not self._running
+
+    def poll(self) -> list["_Child"]:
+        """Starts a process if there is room. If there is none, reads all of them, and returns those that ended."""
+        if self._start_next():
+            return []  # a stop request is noticed before the next start
+        time.sleep(POLL_SECONDS)
+        return self._read()
+
+    def stop(self) -> None:
+        self._waiting.clear()
+        for child in self._running:
+            child.process.terminate()
+
+    def _start_next(self) -> bool:
         """Starts the first job whose programs no other session is compiling, if there is room for a process.
 
         Returns:
             Whether a job was started.
         """
-        compiling = {child.job.program for child in self.running} - self._available
-        job = next((job for job in self.waiting if job.program not in compiling), None)
-        if job is None or len(self.running) == self._parallel:
+        compiling = {child.job.program for child in self._running} - self._available
+        job = next((job for job in self._waiting if job.program not in compiling), None)
+        if job is None or len(self._running) == self._parallel:
             return False
-        self.waiting.remove(job)
+        self._waiting.remove(job)
         index = self._least_busy_slot(job)
         slot = self._slots[index]
         job.say(slot.text)
-        self.running.append(_Child(job, index, self._train, slot.variables, captured=self._parallel > 1))
+        self._running.append(_Child(job, index, self._train, slot.variables, captured=self._parallel > 1))
         return True
 
     def _least_busy_slot(self, job: Job) -> int:
         """The index of the slot on which the fewest sessions train; see `run_processes`."""
-        busy = Counter(child.slot_index for child in self.running)
+        busy = Counter(child.slot_index for child in self._running)
         preferred = job.position % len(self._slots)
         return min(range(len(self._slots)), key=lambda index: (busy[index], index != preferred))
 
-    def read(self) -> list["_Child"]:
+    def _read(self) -> list["_Child"]:
         """Reads the output and messages of all processes, and returns the processes that have ended."""
-        ended = [child for child in self.running if child.read()]
-        for child in self.running:
+        ended = [child for child in self._running if child.read()]
+        for child in self._running:
             if Message.KEEPS_PROGRAMS in child.messages:
                 self._announce(child.job)
             if Message.NOTHING_TO_WAIT_FOR in child.messages:
                 self._available.add(child.job.program)
-        self.running = [child for child in self.running if child not in ended]
+        self._running = [child for child in self._running if child not in ended]
         return ended
 
     def _announce(self, job: Job) -> None:
         """Prints, once for each program, which session compiles it and how many wait for that."""
-        others = sum(job.program == other.program for other in self.waiting)
+        others = sum(job.program == other.program for other in self._waiting)
         if self._parallel > 1 and others and job.program not in self._announced:
             self._announced.add(job.program)
             job.say(f"compiles first; {counted(others, 'session')} with the same programs will read them")
-
-    def stop(self) -> None:
-        """Asks each process to stop. No other process is started."""
-        self.waiting.clear()
-        for child in self.running:
-            child.process.terminate()
 
     @contextlib.contextmanager
     def killed_by_ctrl_c(self) -> Iterator[None]:
@@ -196,7 +200,7 @@ class _Processes:
         try:
             yield
         except KeyboardInterrupt:
-            for child in self.running:
+            for child in self._running:
                 child.process.kill()
             raise
 

@@ -4,6 +4,7 @@
 `ray_cluster.set_up_ray`, which sets Ray's environment variables.
 """
 
+import math
 import pickle
 import shutil
 import time
@@ -22,13 +23,13 @@ from jaxrl_atari.imports import Code, code_to_send
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import describe_here
 from jaxrl_atari.runs.layout import OUTPUT_FILE, latest_env_steps, session_path
-from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train
+from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train, poll_until_done
 from jaxrl_atari.trials.ray_cluster import connected
 from jaxrl_atari.trials.ray_worker import STOP_NOTE, PackedTask, RunTask, TaskEnd, run_packed
 from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig
 
 SECONDS_BETWEEN_NEWS = 30
-"""How often the command says how far the running tasks are."""
+"""How often the command says how far the running tasks are, until it is to stop."""
 
 KILLED = "its process was killed, by hand or for lack of memory, or did not start"
 """The reason of the failure of a task whose process is gone."""
@@ -81,36 +82,27 @@ def run_tasks(
             connected(address, devices, resources, noun) as share,
             StopRequest(quick=False, answer=STOPPING) as stop,  # last: Ray handles SIGTERM too
         ):
-            started = _Tasks(tasks, share, notes, code)
-            stopping = False
-            last_news = time.monotonic()
-            try:
-                while started.waiting or started.running:
-                    if stop.requested and not stopping:
-                        stopping = True
-                        started.stop()
-                    ended = started.wait()
-                    if time.monotonic() > last_news + SECONDS_BETWEEN_NEWS:
-                        last_news = time.monotonic()
-                        for task in started.running.values():
-                            say(task.progress())
-                    for task, end in ended:
-                        # After a stop request, a failure may only mean that the cluster sent a signal to all.
-                        if not stopping or end == TaskEnd():
-                            task.on_end(end.failure)
-            except Exception:  # for example from `on_end`; first, the tasks write their last checkpoints
-                started.stop()
-                while started.waiting or started.running:
-                    started.wait()
-                raise
+            poll_until_done(_Tasks(tasks, share, notes, code), stop, _end)
     finally:
         shutil.rmtree(notes, ignore_errors=True)
-    if stopping:
-        raise KeyboardInterrupt
+
+
+class _EndedTask(NamedTuple):
+    """A task that has ended, and how."""
+
+    task: RayTask
+    end: TaskEnd
+
+
+def _end(ended: _EndedTask, stopping: bool) -> None:
+    """Calls `on_end` of a task that has ended; after a stop request, only if the task has finished."""
+    # Then a failure may only mean that the cluster sent a signal to all.
+    if not stopping or ended.end == TaskEnd():
+        ended.task.on_end(ended.end.failure)
 
 
 class _Tasks:
-    """The tasks of `run_tasks`: those that wait for room on the cluster, and those that run.
+    """The tasks of `run_tasks`, a `launch.Group`: those that wait for room on the cluster, and those that run.
 
     Args:
         share: the share of a machine that each task gets.
@@ -120,40 +112,49 @@ class _Tasks:
 
     def __init__(self, tasks: Sequence[RayTask], share: MachineShare, notes: Path, code: Sequence[Code]):
         remote = ray.remote(num_gpus=share.gpu, num_cpus=share.cpu, max_calls=1, max_retries=0)(run_packed)
-        self.waiting: dict[ray.ObjectRef, RayTask] = {}
-        self.running: dict[ray.ObjectRef, RayTask] = {}
+        self._waiting: dict[ray.ObjectRef, RayTask] = {}
+        self._running: dict[ray.ObjectRef, RayTask] = {}
         self._numbers: dict[ray.ObjectRef, int] = {}  # `PackedTask.number`
         self._notes = notes
+        self._next_news = time.monotonic() + SECONDS_BETWEEN_NEWS
         for number, task in enumerate(tasks):
             packed = PackedTask(number, task.folder.absolute(), pickle.dumps(task.run))
             reference = remote.options(name=task.name).remote(packed, share, notes, code)
-            self.waiting[reference] = task
+            self._waiting[reference] = task
             self._numbers[reference] = number
 
-    def wait(self) -> list[tuple[RayTask, TaskEnd]]:
-        """Says which tasks have started. Returns those that have ended, and how, after at most `POLL_SECONDS`."""
-        references = [*self.running, *self.waiting]
+    def is_done(self) -> bool:
+        return not self._waiting and not self._running
+
+    def poll(self) -> list[_EndedTask]:
+        """Prints which tasks have started and how far the running ones are, and returns those that have ended."""
+        references = [*self._running, *self._waiting]
         ended, _ = ray.wait(references, num_returns=len(references), timeout=POLL_SECONDS)
         self._say_started()
         for reference in ended:
-            if reference in self.waiting:  # its process did not start
-                self.running[reference] = self.waiting.pop(reference)
-        return [(self.running.pop(reference), _end_of(reference)) for reference in ended]
+            if reference in self._waiting:  # its process did not start
+                self._running[reference] = self._waiting.pop(reference)
+        ended_tasks = [_EndedTask(self._running.pop(reference), _end_of(reference)) for reference in ended]
+        if time.monotonic() > self._next_news:
+            self._next_news = time.monotonic() + SECONDS_BETWEEN_NEWS
+            for task in self._running.values():
+                say(task.progress())
+        return ended_tasks
+
+    def stop(self) -> None:
+        self._next_news = math.inf
+        (self._notes / STOP_NOTE).touch()
+        self._say_started()  # those that have started since the last look end by themselves
+        for reference in self._waiting:
+            ray.cancel(reference)
 
     def _say_started(self) -> None:
         """Finds the tasks whose processes have started, and prints their names."""
         notes = {path.name for path in self._notes.iterdir()}
-        for reference, task in list(self.waiting.items()):
+        for reference, task in list(self._waiting.items()):
             if str(self._numbers[reference]) in notes:
-                self.running[reference] = self.waiting.pop(reference)
+                self._running[reference] = self._waiting.pop(reference)
                 say(f"{task.name}  starts; its output is in {task.folder / OUTPUT_FILE}")
-
-    def stop(self) -> None:
-        """Asks each running task to stop. No other task is started."""
-        (self._notes / STOP_NOTE).touch()
-        self._say_started()  # those that have started since the last look end by themselves
-        for reference in self.waiting:
-            ray.cancel(reference)
 
 
 def _end_of(reference: ray.ObjectRef) -> TaskEnd:

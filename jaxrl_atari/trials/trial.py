@@ -11,9 +11,9 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
+from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import distributed
-from jaxrl_atari.output import say, say_changes
+from jaxrl_atari.output import say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
@@ -22,7 +22,6 @@ from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
     TRIAL_SUMMARY_FILE,
-    has_session,
     is_run,
     resume_command,
     session_path,
@@ -31,7 +30,7 @@ from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.trials.launch import Failure, Job, Launcher, Train, run_here
+from jaxrl_atari.trials.launch import Failures, Job, run_here
 from jaxrl_atari.trials.processes import in_session_process, require_can_start_processes, run_processes
 from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs
 from jaxrl_atari.trials.slots import plan_slots
@@ -95,34 +94,20 @@ def run_training(
     notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
     if config.resume_note:
         notes.append(f"note: {config.resume_note}")
+
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     if not distributed.is_leader():
-        leaders_directory = Path(distributed.agree(""))
-        _follow(config, leaders_directory, stop)
-        return TrainingResult(leaders_directory, {})
-
-    failures: dict[int, Failure] = {}  # number of a session -> why it failed
-
-    def on_end(job: Job, failure: Failure | None) -> None:
-        if failure is not None:
-            job.say(f"failed: {failure.reason}")
-            failures[job.session] = failure
-
-    with claim_run_dir(config, wanted, is_new=before is None) as directory, _summary_if_stopped(directory):
+        return TrainingResult(_follow(config, stop), {})
+    with _claim_for_all(config, wanted, is_new=before is None) as directory, _summary_if_stopped(directory):
         say(f"{'resuming' if before else 'run directory:'} {directory}")
         for note in filter(None, notes):
             say(note)
-        distributed.agree(str(directory.absolute()))  # a follower may have another working directory
         jobs = _start_or_resume(config, before, directory)
-        if jobs:
-            launch, train = _choose_launcher(config, jobs, writers, stop)
-            launch(jobs, train, on_end)
-    _raise_refusal(config.sessions, directory, failures)
-    summary = _summarise(config, directory, bool(failures))
-    _raise_failures(config.sessions, directory, failures)
+        failures = _train(config, jobs, writers, stop)
+    summary = _summarise_or_raise(config, directory, failures)
     distributed.wait_for_all()
-    return TrainingResult(directory, summary or {})
+    return TrainingResult(directory, summary)
 
 
 def _count_unfinished(config: Config, run_dir: Path) -> int:
@@ -156,11 +141,37 @@ def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
     return before
 
 
-def _follow(config: Config, run_dir: Path, stop: Stop | None) -> None:
-    """Trains in a follower of `devices.distributed`: together with the leader, which alone writes files."""
+def _follow(config: Config, stop: Stop | None) -> Path:
+    """Trains in a follower of `devices.distributed`: together with the leader, which alone writes files.
+
+    Returns:
+        The run directory.
+
+    Raises:
+        UserError: the leader cannot use the run directory.
+    """
+    problem = distributed.agree("")  # the two texts that `_claim_for_all` sends
+    if problem:
+        raise UserError(problem)
+    run_dir = Path(distributed.agree(""))
     for job in unfinished_jobs(config, run_dir):
         train_job(job, stop=stop)
     distributed.wait_for_all()
+    return run_dir
+
+
+@contextlib.contextmanager
+def _claim_for_all(config: Config, wanted: Path | None, is_new: bool) -> Iterator[Path]:
+    """Claims the run directory with `claim_run_dir`, and tells followers its path or why it cannot be used."""
+    with contextlib.ExitStack() as exits:
+        try:
+            run_dir = exits.enter_context(claim_run_dir(config, wanted, is_new))
+        except Exception as error:
+            distributed.agree(reason(error)[:1_000])  # `agree` sends 4,096 bytes
+            raise
+        distributed.agree("")  # no problem
+        distributed.agree(str(run_dir.absolute()))  # a follower may have another working directory
+        yield run_dir
 
 
 @contextlib.contextmanager
@@ -218,63 +229,63 @@ def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
     say_changes("changed", changed_fields(before.to_dict(), kept.to_dict()))
 
 
-def _choose_launcher(
-    config: Config, jobs: Sequence[Job], writers: Sequence[Writer], stop: Stop | None
-) -> tuple[Launcher, Train]:
-    """Chooses the launcher of a trial's jobs, and the function with which it trains each of them.
+def _train(config: Config, jobs: Sequence[Job], writers: Sequence[Writer], stop: Stop | None) -> Failures:
+    """Trains the jobs of a trial, one after the other in this process, or in processes of their own.
 
     In this process, the only session of a trial raises its error as it is. With `devices.distributed` every
     session does: a follower cannot see that the leader's session has failed, and would wait for it.
+
+    Returns:
+        The failures of the other sessions.
     """
+    failures = Failures()
+    if not jobs:
+        return failures
     plan = plan_slots(config, config.sessions, len(jobs))
     if plan.needs_processes:
-        launch = partial(run_processes, slots=plan.slots, parallel=plan.parallel)
-        return launch, partial(train_job, writers=writers, close_writers=True, stop=stop)
-    raises = config.sessions == 1 or config.devices.distributed
-    return partial(run_here, raises=raises), partial(train_job, writers=writers, stop=stop)
+        train = partial(train_job, writers=writers, close_writers=True, stop=stop)
+        run_processes(jobs, train, failures.on_end, slots=plan.slots, parallel=plan.parallel)
+    else:
+        raises = config.sessions == 1 or config.devices.distributed
+        run_here(jobs, partial(train_job, writers=writers, stop=stop), failures.on_end, raises=raises)
+    return failures
 
 
-def _summarise(config: Config, run_dir: Path, failed: bool) -> TrialSummary | None:
-    """Prints the summary of a trial, then saves it and writes the report. None if no session has a log point.
+def _summarise_or_raise(config: Config, run_dir: Path, failures: Failures) -> Mapping[str, Any]:
+    """Prints the summary of a trial, saves it and writes the report, even where some sessions have failed.
 
-    Args:
-        failed: whether a session has failed. If none has, a trial without a log point is an error.
+    Returns:
+        The summary.
+
+    Raises:
+        UserError: no session could begin or has a log point, or the only one failed for a reason that the user can
+            correct. Then there is no summary.
+        SessionsFailed: sessions failed otherwise.
     """
+    if config.sessions == 1:
+        failures.raise_correctable()
+    failures.raise_if_none_began(run_dir)
+    summary = _read_summary(run_dir, failures)
+    if summary is not None:
+        say(f"\n{summary_table(summary)}")
+        _save_summary(run_dir, summary)
+        if config.log.graphs:
+            try_report(run_dir)
+    failures.raise_all(config.sessions, resume_command("train", run_dir))
+    return summary or {}
+
+
+def _read_summary(run_dir: Path, failures: Failures) -> TrialSummary | None:
+    """The summary of a trial. None if sessions have failed, and none has a log point."""
     try:
-        summary = trial_summary(read_run(run_dir))
+        return trial_summary(read_run(run_dir))
     except UserError:  # no session has a log point
-        if not failed:
+        if not failures:
             raise
         return None
-    say(f"\n{summary_table(summary)}")
-    _save_summary(run_dir, summary)
-    if config.log.graphs:
-        try_report(run_dir)
-    return summary
 
 
 def _save_summary(run_dir: Path, summary: TrialSummary) -> None:
     """Writes trial.json, or prints why it could not be written. A resume makes it again from the metrics."""
-    try:
-        write_json(run_dir / TRIAL_SUMMARY_FILE, summary)
-    except OSError as error:
-        say(f"trial.json is not saved: {reason(error)}; {resume_command('train', run_dir)} tries again")
-
-
-def _raise_refusal(sessions: int, run_dir: Path, failures: Mapping[int, Failure]) -> None:
-    """Raises `UserError` if no session could begin, or the only one failed for a reason that can be corrected."""
-    nothing_began = failures and not has_session(run_dir)
-    is_correctable = sessions == 1 and any(failure.correctable for failure in failures.values())
-    if nothing_began or is_correctable:
-        raise UserError("; ".join(dict.fromkeys(failure.reason for failure in failures.values())))
-
-
-def _raise_failures(sessions: int, run_dir: Path, failures: Mapping[int, Failure]) -> None:
-    """Raises `SessionsFailed` if a session has failed."""
-    if not failures:
-        return
-    reasons = "; ".join(f"session {session}: {failure.reason}" for session, failure in failures.items())
-    raise SessionsFailed(
-        f"{len(failures)} of {sessions} sessions failed ({reasons});"
-        f" {resume_command('train', run_dir)} runs what is missing"
-    )
+    save = partial(write_json, run_dir / TRIAL_SUMMARY_FILE, summary)
+    try_to("trial.json is not saved", save, resume_command("train", run_dir))
