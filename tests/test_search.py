@@ -278,7 +278,7 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
         assert not stopped(number, (500, 0.0), (1000, score))
     assert stopped(4, (1000, 25.0), (1100, 99.0))  # the better half continues; the last point comes after the stop
     assert open_study(tmp_path, search).trials[4].value == 25.0
-    assert not stopped(5, (900, 0.0), (1000, math.nan), (1100, 35.0))
+    assert not stopped(5, (900, None), (1000, math.nan), (1100, 35.0))  # both mean: no finished game yet
     assert stopped(5, (2100, 1.0)) is False  # the only one at the second comparison
     assert not stopped(2, (8900, 0.0))  # its budget is spent
 
@@ -823,7 +823,7 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         process = start(*line, "--address", address)
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 1, output
-        assert "1 of 2 games failed (Qbert: session 1: " in output
+        assert "1 of 4 sessions failed (game Qbert  session 1: " in output
         assert {path.relative_to(suite_dir).as_posix() for path in log_points(suite_dir)} == {
             "Pong/session_0", "Pong/session_1", "Qbert/session_0",
         }  # fmt: skip

@@ -16,15 +16,17 @@ from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.report import suites
 from jaxrl_atari.report.score_statistics import STATISTICS
 from jaxrl_atari.report.suites import read_suite, save_results, suite_results
+from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.jobs import unfinished_jobs_of_sweep
 from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
-from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
+from jaxrl_atari.suite.sweep import plan_sweep, read_plan, write_plan
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -176,7 +178,7 @@ def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsy
 
 def test_games_and_fields_in_another_order_are_those_of_the_suite(tmp_path):
     vary = {"ppo.gamma": [0.9], "ppo.epochs": [1]}
-    write_plan(tmp_path, SweepPlan(TINY, ["Pong", "Alien"], vary))
+    write_plan(tmp_path, plan_sweep(TINY, ["Pong", "Alien"], vary))
     line = [
         "--resume",
         str(tmp_path),
@@ -252,7 +254,7 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
 
     done = run("--trial.parallel", "2")
     assert done.returncode == 1, done.stderr
-    assert re.search(r"1 of 2 games failed \(Pong: session \d: ", done.stderr)
+    assert re.search(r"2 of 4 sessions failed \(game Pong  session \d: .*; game Pong  session \d: ", done.stderr)
     assert f"python -m jaxrl_atari.suite --resume {suite_dir} runs what is missing" in done.stderr
     assert re.search(r"^game CrazyClimber  session 1 .* env_steps 64 ", done.stdout, re.M)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
@@ -281,7 +283,7 @@ def test_a_name_that_no_session_could_use_is_refused_before_a_session_starts(tmp
 def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
     directory = tmp_path / "sweep"
     directory.mkdir()
-    sweep = SweepPlan(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]})
+    sweep = plan_sweep(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]})
     write_plan(directory, sweep)
     first, second = sweep.settings
     jobs = unfinished_jobs_of_sweep(directory, sweep)
@@ -296,6 +298,31 @@ def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
     damaged.unlink()
     results.on_end(jobs[-1], None)
     assert (directory / "results.csv").is_file()
+
+
+def test_games_that_are_complete_are_read_once_while_others_train(tmp_path, monkeypatch):
+    """With 57 games and several settings, each end of a session would else read all of them again."""
+    suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
+    plan = read_plan(suite_dir)
+    results = ResultsKeeper(suite_dir, plan)
+    jobs = unfinished_jobs_of_sweep(suite_dir, plan)
+    assert [job.name for job in jobs] == ["game Alien  session 0", "game Alien  session 1"]
+    reads = []
+
+    def read_and_note(run_dir, *arguments):
+        reads.append(run_dir.name)
+        return read_run(run_dir, *arguments)
+
+    monkeypatch.setattr(suites, "read_run", read_and_note)
+    for job in jobs:
+        add_session(suite_dir, "Alien", job.session, [1.0])
+        results.on_end(job, None)
+    # Twice, because trial.json may have more sessions than the suite.
+    assert {game: reads.count(game) for game in plan.games} == {"Pong": 2, "Breakout": 2, "Alien": 4}
+    assert {row["status"] for row in read_csv(suite_dir / "results.csv")} == {"complete"}
+    reads.clear()
+    results.show_and_save_all()
+    assert {*reads} == {*plan.games}, "at the end, all results are read anew"
 
 
 def test_results_that_could_not_be_saved_are_saved_when_any_session_ends(tmp_path, capsys):
@@ -470,7 +497,7 @@ def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
 def make_sweep(folder, values, scores, games=("Pong", "Breakout")):
     """A finished sweep of gamma with made-up returns: `scores` has those of each value, game and session."""
     folder.mkdir()
-    sweep = SweepPlan(TINY, list(games), {"ppo.gamma": values})
+    sweep = plan_sweep(TINY, list(games), {"ppo.gamma": values})
     write_plan(folder, sweep)
     for setting, by_game in zip(sweep.settings, scores, strict=True):
         for game, sessions in by_game.items():

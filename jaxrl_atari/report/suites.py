@@ -66,21 +66,29 @@ class Suite(NamedTuple):
     summaries: dict[str, TrialSummary]  # game -> the summary of its run
     damaged: dict[str, str]  # game -> why its log points cannot be read
 
+    def complete_games(self) -> list[str]:
+        """The games in which every session has finished."""
+        return [game for game, run in self.runs.items() if run.is_complete(self.config)]
+
     def scores(self) -> dict[str, list[float]]:
         """The raw final scores of the sessions of each game.
 
         A game counts if it is complete and every session has a score.
         """
         found = {}
-        for game, run in self.runs.items():
+        for game in self.complete_games():
             scores = self.summaries[game]["session_scores"]
-            if run.is_complete(self.config) and len(scores) == len(run.tables):
+            if len(scores) == len(self.runs[game].tables):
                 found[game] = scores
         return found
 
 
-def read_suite(suite_dir: Path) -> Suite:
+def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
     """Reads a suite.
+
+    Args:
+        earlier: the suite as it was read before. The games that were complete are taken from it, and not read
+            again.
 
     Raises:
         UserError: the directory holds no suite, or suite.json or the config.json of a game cannot be used.
@@ -89,15 +97,23 @@ def read_suite(suite_dir: Path) -> Suite:
     description = read_json(suite_dir / SUITE_FILE)
     games = [game for game in read_games(suite_dir) if game in GAMES]
     runs = {}
+    summaries = {}
     damaged = {}
-    for game in filter(lambda game: is_run(suite_dir / game), games):
+    if earlier is not None:
+        for game in earlier.complete_games():
+            runs[game] = earlier.runs[game]
+            summaries[game] = earlier.summaries[game]
+    for game in games:
+        if game in runs or not is_run(suite_dir / game):
+            continue
         try:
             runs[game] = read_run(suite_dir / game, config.sessions)
         except DamagedMetrics as error:
             damaged[game] = str(error)
         except NoLogPoint:
             continue
-    summaries = {game: trial_summary(run) for game, run in runs.items()}
+        else:
+            summaries[game] = trial_summary(runs[game])
     return Suite(suite_dir, config, description, games, runs, summaries, damaged)
 
 
@@ -167,16 +183,17 @@ class SuiteResults(NamedTuple):
     text: str  # the content of results.md
 
 
-def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
+def suite_results(suite_dir: Path, failures: Mapping[str, str], earlier: Suite | None = None) -> SuiteResults:
     """Reads the results of a suite; writes nothing.
 
     Args:
-        failures: see `game_rows`.
+        failures: game -> why sessions of it failed.
+        earlier: the suite as it was read before, whose complete games are not read again.
 
     Raises:
         UserError: as `read_suite`.
     """
-    suite = read_suite(suite_dir)
+    suite = read_suite(suite_dir, earlier)
     values = result_values(suite, failures)
     protocol = values["protocol"]
     rows = values["games"]
@@ -196,11 +213,18 @@ def suite_results(suite_dir: Path, failures: Mapping[str, str]) -> SuiteResults:
     return SuiteResults(suite, values, "\n\n".join(parts) + "\n")
 
 
-def save_results(results: SuiteResults) -> None:
-    """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game."""
+def save_results(results: SuiteResults, saved: Suite | None = None) -> None:
+    """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game.
+
+    Args:
+        saved: the suite as it was last saved. The games that were complete then keep their trial.json.
+    """
     suite_dir = results.suite.path
     values = results.values
+    up_to_date = set() if saved is None else set(saved.complete_games())
     for game in results.suite.runs:
+        if game in up_to_date:
+            continue
         whole_run = read_run(suite_dir / game)  # which may have more sessions than the suite
         write_json(suite_dir / game / TRIAL_SUMMARY_FILE, trial_summary(whole_run))
     scores = normalised(values["scores"], values["protocol"])

@@ -1,6 +1,5 @@
 """A trial of a search: trained in its process, with its log points reported to the study; see `study.py`."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ from jaxrl_atari.output import say
 from jaxrl_atari.runs.layout import session_path, trial_number
 from jaxrl_atari.runs.progress import due
 from jaxrl_atari.runs.reading import logged_env_steps
-from jaxrl_atari.runs.writers import Row, Writer
+from jaxrl_atari.runs.writers import Row, Writer, known_values
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
 from jaxrl_atari.trials.resources import MachineShare
@@ -36,11 +35,11 @@ class StudyWriter(Writer):
 
     def write(self, row: Row) -> None:
         env_steps = int(row["env_steps"])
-        score = float(row.get("return_ma", math.nan))
+        score = known_values(row).get("return_ma")  # None before the first finished game
         is_last = self.config.is_spent(env_steps)
         is_due = due(self.config.log.every_env_steps, self.newest, env_steps)
         self.newest = env_steps
-        if self.stopped or not (is_due or is_last) or not math.isfinite(score):
+        if self.stopped or not (is_due or is_last) or score is None:
             return
         self.trial.report(score, env_steps)
         if not is_last and self.trial.should_prune():

@@ -19,13 +19,13 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, is_given, parse, read_sources
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted, say, say_changes
-from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
+from jaxrl_atari.runs.layout import is_suite, is_sweep, resume_command
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.results import ResultsKeeper
 from jaxrl_atari.suite.suite import game_configs
-from jaxrl_atari.suite.sweep import SweepPlan, read_plan, write_plan
+from jaxrl_atari.suite.sweep import SweepPlan, continue_sweep, plan_sweep, read_plan, write_plan
 from jaxrl_atari.suite.vary import parse_vary, vary_options
 from jaxrl_atari.trials.launch import Job
 from jaxrl_atari.trials.resources import ResourcesConfig
@@ -82,22 +82,20 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     )
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
     _check_resources(options, before.config if before else Config())
-    named = options.games
-    if named is not None:
-        named = [name for word in named for name in word.split(",") if name]
-    games = list(game_configs(config, named))
-    vary = parse_vary(options.vary, config)
-    if before is None:
-        return options, SweepPlan(config, games, vary), None
-    # In another order, games and fields keep the order that they have in the suite: that of its tables and
-    # directories.
-    if {*games} == {*before.games}:
-        games = before.games
-    if vary.keys() == before.vary.keys():
-        vary = {name: vary[name] for name in before.vary}
-    plan = SweepPlan(config, games, vary or before.vary)
-    _require_continuation(plan, before, options)
+    plan = _plan(options)
+    if before is not None:
+        plan = continue_sweep(plan, before)
+        _require_continuation(plan, before, options)
     return options, plan, before
+
+
+def _plan(options: Options) -> SweepPlan:
+    """Makes the plan that the options describe. Raises `UserError` for games or fields that cannot be used."""
+    config = options.full_config
+    games = options.games
+    if games is not None:
+        games = [name for word in games for name in word.split(",") if name]
+    return plan_sweep(config, list(game_configs(config, games)), parse_vary(options.vary, config))
 
 
 def _check_resources(options: Options, before: Config) -> None:
@@ -163,9 +161,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             with _saved_if_stopped(directory, results):
                 train_jobs(jobs, plan, directory, options.address, options.resources, results.on_end)
         if before is None:
-            _require_session(directory, results)
+            results.failures.raise_if_none_began(directory)
         results.show_and_save_all()
-    results.raise_failures()
+    results.failures.raise_all(plan.total_sessions, resume_command("suite", directory))
 
 
 def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> None:
@@ -193,13 +191,6 @@ def _saved_if_stopped(directory: Path, results: ResultsKeeper) -> Iterator[None]
     except KeyboardInterrupt:
         results.save_all()
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('suite', directory)}") from None
-
-
-def _require_session(directory: Path, results: ResultsKeeper) -> None:
-    """Raises `UserError` if jobs of a new suite have failed, and none has begun a session."""
-    if results.failures and not has_session(directory):
-        reasons = dict.fromkeys(failure.reason for failure in results.failures)
-        raise UserError(f"no session could begin: {'; '.join(reasons)}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ Several fields that vary make a grid: a setting for each combination of their va
 directory is named after the setting: SWEEP_DIR/ppo.learning_rate=0.0001/.
 """
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,34 +39,13 @@ class Setting(NamedTuple):
         return parent / self.label
 
 
-@dataclasses.dataclass(frozen=True)
-class SweepPlan:
-    """What a sweep trains: games, a config, and the fields that vary. If nothing varies, that is a suite.
-
-    Raises:
-        ConfigError: a combination of values that the config does not accept, or that gives its directory too long
-            a name.
-    """
+class SweepPlan(NamedTuple):
+    """What a sweep trains, as `plan_sweep` makes it. If nothing varies, that is a suite."""
 
     config: Config  # of all settings, apart from the fields that vary
     games: list[str]
     vary: dict[str, list[Any]]  # dotted name of a field -> its values
-    settings: list[Setting] = dataclasses.field(init=False, compare=False)  # the last field varies fastest
-
-    def __post_init__(self) -> None:
-        settings = []
-        for values in itertools.product(*self.vary.values()):
-            fields: dict[str, Any] = dict(zip(self.vary, values, strict=True))
-            label = ",".join(f"{name}={value_text(value)}" for name, value in fields.items())
-            require(
-                len(label.encode()) <= MAX_LABEL_BYTES,
-                "--vary",
-                label,
-                expected=f"a setting of at most {MAX_LABEL_BYTES} bytes, because its directory is named after it",
-                hint="vary fewer fields at a time, or use a search",
-            )
-            settings.append(Setting(label, fields, SuitePlan(set_fields(self.config, fields), self.games)))
-        object.__setattr__(self, "settings", settings)
+    settings: list[Setting]  # one for each combination of values; the last field varies fastest
 
     @property
     def is_sweep(self) -> bool:
@@ -78,6 +56,46 @@ class SweepPlan:
     def total_sessions(self) -> int:
         """The number of sessions of all games under all settings."""
         return self.config.sessions * len(self.games) * len(self.settings)
+
+
+def plan_sweep(config: Config, games: list[str], vary: dict[str, list[Any]]) -> SweepPlan:
+    """Makes the plan of a sweep, or of a suite if nothing varies. The arguments are fields of `SweepPlan`.
+
+    Raises:
+        ConfigError: a combination of values that the config does not accept, or that gives its directory too long
+            a name.
+    """
+    settings = []
+    for values in itertools.product(*vary.values()):
+        fields: dict[str, Any] = dict(zip(vary, values, strict=True))
+        label = ",".join(f"{name}={value_text(value)}" for name, value in fields.items())
+        require(
+            len(label.encode()) <= MAX_LABEL_BYTES,
+            "--vary",
+            label,
+            expected=f"a setting of at most {MAX_LABEL_BYTES} bytes, because its directory is named after it",
+            hint="vary fewer fields at a time, or use a search",
+        )
+        settings.append(Setting(label, fields, SuitePlan(set_fields(config, fields), games)))
+    return SweepPlan(config, games, vary, settings)
+
+
+def continue_sweep(plan: SweepPlan, before: SweepPlan) -> SweepPlan:
+    """The plan of a sweep that is resumed. If it has no field that varies, those of the plan `before` vary.
+
+    The games and the fields keep the order of the plan `before`, which is that of its tables and in the names of
+    its directories. If they are not those of that plan, they stay as they are.
+
+    Raises:
+        ConfigError: as `plan_sweep`.
+    """
+    games = plan.games
+    if {*games} == {*before.games}:
+        games = before.games
+    vary = plan.vary or before.vary
+    if vary.keys() == before.vary.keys():
+        vary = {name: vary[name] for name in before.vary}
+    return plan_sweep(plan.config, games, vary)
 
 
 def write_plan(directory: Path, plan: SweepPlan) -> None:
@@ -102,11 +120,11 @@ def read_plan(directory: Path) -> SweepPlan:
     """
     if not is_sweep(directory):
         config, games = read_suite_file(directory)
-        return SweepPlan(config, games, {})
+        return plan_sweep(config, games, {})
     config = read_config(directory, SWEEP_FILE)
     vary = read_result(directory / SWEEP_FILE, vary=dict)["vary"]
     try:
-        plan = SweepPlan(config, read_games(directory, SWEEP_FILE), vary)
+        plan = plan_sweep(config, read_games(directory, SWEEP_FILE), vary)
         game_configs(config, plan.games)
         for setting in plan.settings:  # its directory may lie nowhere else
             fits = Path(setting.label).name == setting.label

@@ -111,7 +111,7 @@ def connected(
     """Connects this process to a Ray cluster until the block ends. Prints and yields the share of each task.
 
     Args:
-        address, devices: see `cluster`.
+        address, devices: see `started_cluster`.
         resources: the resources that the user asks for.
         task: the word for a task in the printed line: `session` or `trial`.
 
