@@ -9,7 +9,7 @@ the best third each time. Then confirm the best trial with several sessions:
 """
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.search import FloatDistribution, ResourcesConfig, SearchConfig
+from jaxrl_atari.search.space import FloatDistribution, ResourcesConfig, SearchConfig
 
 
 def get_config() -> Config:

@@ -36,18 +36,19 @@ from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
-from jaxrl_atari.search import (
+from jaxrl_atari.search import command
+from jaxrl_atari.search import results as results_module
+from jaxrl_atari.search.check import check_search
+from jaxrl_atari.search.options import read_search
+from jaxrl_atari.search.results import ResultsKeeper, save_search_results, search_results
+from jaxrl_atari.search.space import (
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
     ResourcesConfig,
     SearchConfig,
-    command,
 )
-from jaxrl_atari.search.check import check_search
-from jaxrl_atari.search.options import read_search
-from jaxrl_atari.search.results import save_search_results, search_results
-from jaxrl_atari.search.study import open_study, start_trial
+from jaxrl_atari.search.study import open_study, start_trial, trial_progress
 from jaxrl_atari.search.trial import StudyWriter, train_trial
 from jaxrl_atari.trials import ray_cluster, ray_worker
 from jaxrl_atari.trials.resources import MachineShare, allot
@@ -183,6 +184,7 @@ def test_a_search_is_saved_and_read_again(tmp_path):
         (["--run-dir", "nowhere", "--resume", "there"], "--resume"),
         (["--config", str(ROOT / "configs/qbert.py")], "the file does not define the function get_search"),
         (["--sessions", "2"], "sessions = 2: expected 1 where ASHA compares trials"),
+        (["--trial.parallel", "4"], "trial.parallel = 4: expected 0 in a search; --search.resources.gpu and"),
     ],
 )
 def test_options_that_cannot_be_used(options, words):
@@ -260,6 +262,25 @@ def test_tpe_learns_from_the_scores(tmp_path):
         trial = start_trial(tmp_path, search, number)
         trial.study.tell(trial, trial.params["ppo.gamma"])
     assert np.mean([start_trial(tmp_path, search, number).params["ppo.gamma"] for number in range(30, 40)]) > 0.7
+
+
+def test_tpe_keeps_away_from_trials_that_are_running(tmp_path):
+    """They have no score yet, and would else be sampled again by the trials beside them."""
+
+    def next_value(name, running):
+        folder = tmp_path / name
+        folder.mkdir()
+        search = new_search(folder, space={"ppo.gamma": FloatDistribution(0.0, 1.0)}, trials=30)
+        for number in range(15):
+            trial = start_trial(folder, search, number)
+            trial.study.tell(trial, trial.params["ppo.gamma"])
+        for number in range(15, 15 + running):
+            start_trial(folder, search, number)
+        return start_trial(folder, search, 29).params["ppo.gamma"]
+
+    alone = next_value("alone", running=0)
+    assert next_value("alone again", running=0) == alone, "a serial search has the same samples each time"
+    assert next_value("beside others", running=4) != alone
 
 
 def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
@@ -460,14 +481,14 @@ def test_results_that_cannot_be_read_do_not_stop_the_trials(tmp_path, monkeypatc
     search = new_search(tmp_path, trials=1)
     end_trial(tmp_path, search, 0, [1.0])
 
-    def cannot_be_read(_):
+    def cannot_be_read(_):  # the progress of a trial
         raise error
 
     def one_trial_ends_before_a_stop_request(tasks, *_, **__):
         tasks[0].on_end(None)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(command, "search_results", cannot_be_read)
+    monkeypatch.setattr(results_module, "trial_progress", cannot_be_read)
     monkeypatch.setattr(
         command, "trial_progress", cannot_be_read if isinstance(error, OSError) else lambda _: (0.0, 1)
     )
@@ -475,6 +496,32 @@ def test_results_that_cannot_be_read_do_not_stop_the_trials(tmp_path, monkeypatc
     with pytest.raises(KeyboardInterrupt, match=r"^stopped; go on with "):
         command._train_trials(Config(), search, tmp_path, open_study(tmp_path, search), [0])
     assert capsys.readouterr().out.count("the results cannot be read: ") == 2
+
+
+def test_a_trial_that_has_ended_is_read_once_while_others_train(tmp_path, monkeypatch):
+    """Each end of a trial would else read the log points of all trials again."""
+    config = Config(name="small", total_env_steps=9000)
+    search = new_search(tmp_path, config, trials=4)
+    keeper = ResultsKeeper(tmp_path, config, search, open_study(tmp_path, search))
+    read = []
+
+    def progress_and_note(run_dir):
+        read.append(run_dir.name)
+        return trial_progress(run_dir)
+
+    monkeypatch.setattr(results_module, "trial_progress", progress_and_note)
+    end_trial(tmp_path, search, 3, [9.0], TrialState.RUNNING)
+    for number in range(3):
+        end_trial(tmp_path, search, number, [1.0 + number])
+        keeper.update(number)
+    assert {name: read.count(name) for name in read} == {"trial_0": 1, "trial_1": 1, "trial_2": 1, "trial_3": 3}
+    rows = read_csv(tmp_path / "trials.csv")
+    assert [(row["trial"], row["score"]) for row in rows] == [
+        ("2", "3.0"),
+        ("1", "2.0"),
+        ("0", "1.0"),
+        ("3", "9.0"),
+    ]
 
 
 def test_a_search_all_of_whose_trials_failed_has_status_1_at_every_start(tmp_path, capsys):
@@ -527,7 +574,7 @@ def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
 
 TINY = """
 from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.search import FloatDistribution, ResourcesConfig, SearchConfig
+from jaxrl_atari.search.space import FloatDistribution, ResourcesConfig, SearchConfig
 
 def get_config():
     return Config(

@@ -1,5 +1,7 @@
 """Runs of early versions, whose checkpoints have format 3 as those of today: adds what their files lack.
 
+`present_search_options` does the same for their searches.
+
 `config_dicts.GONE` has the fields of their configs that do not exist any more.
 """
 
@@ -48,3 +50,15 @@ def add_times(rows: Sequence[dict[str, float]], now: float) -> list[dict[str, fl
         is_dated = math.isfinite(row.get("unix_time", math.nan))
         dated.append(row if is_dated else row | {"unix_time": now - ago})
     return dated
+
+
+def present_search_options(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of a search in search.json, by the names that they have today.
+
+    An early version named the sampler `method`, and TPE `optuna`.
+    """
+    if "method" not in options:
+        return options
+    present = {name: value for name, value in options.items() if name != "method"}
+    sampler = options["method"]
+    return present | {"sampler": "tpe" if sampler == "optuna" else sampler}

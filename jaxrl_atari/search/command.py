@@ -18,19 +18,19 @@ from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
-from jaxrl_atari.output import say, say_changes
+from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, reason, require
+from jaxrl_atari.output import say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.journal import repair_journal
-from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_search, resume_command, trial_dir
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, is_search, resume_command, trial_dir
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search
-from jaxrl_atari.search.results import SearchResults, save_search_results, search_results
+from jaxrl_atari.search.results import ResultsKeeper, save_search_results, search_results
 from jaxrl_atari.search.study import (
     failure_text,
     open_study,
@@ -40,7 +40,7 @@ from jaxrl_atari.search.study import (
     unfinished_trials,
 )
 from jaxrl_atari.search.trial import train_trial
-from jaxrl_atari.trials.launch import Failure
+from jaxrl_atari.trials.launch import Failure, Failures
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 
 MAY_CHANGE = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
@@ -80,6 +80,14 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
         sources.say_kept(default.values(), before.values())
         default = before
     options = parse(Options, arguments, "search", default, before.config if before else None)
+    parallel = options.config.trial.parallel
+    require(
+        parallel == 0 or (before is not None and parallel == before.config.trial.parallel),
+        "trial.parallel",
+        parallel,
+        expected="0 in a search",
+        hint="--search.resources.gpu and --search.resources.cpu set how many trials a machine trains at a time",
+    )
     check_search(options.config, options.search)
     if before is not None:
         _require_continuation(options, before)
@@ -116,13 +124,14 @@ def run_search(options: Options, before: Options | None) -> Path:
         unfinished = _start_or_resume(search_dir, options, before)
         study = open_study(search_dir, search)
         failures = _train_trials(config, search, search_dir, study, unfinished)
-        if is_new and failures and not has_session(search_dir):
-            raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
+        if is_new:
+            failures.raise_if_none_began(search_dir)
         results = search_results(search_dir)
         say(f"\n{results.text}")  # shown before anything is saved, because saving may fail
-        _try_to_save(search_dir, results)
+        resume = resume_command("search", search_dir)
+        try_to("results are not saved", partial(save_search_results, search_dir, results), resume)
     if config.log.graphs:
-        _try_to_draw(search_dir, study)
+        try_to("graphs are not saved", partial(draw_graphs, study, search_dir / GRAPHS_FOLDER), resume)
         try_report(search_dir)
     _raise_failures(study, search.trials)
     return search_dir
@@ -155,7 +164,7 @@ def _start_or_resume(search_dir: Path, options: Options, before: Options | None)
 
 def _raise_failures(study: Study, count: int) -> None:
     """Raises `SessionsFailed` if all of the first `count` trials have failed."""
-    trials = study.trials[:count]
+    trials = study.get_trials(deepcopy=False)[:count]
     if all(failure_text(trial) for trial in trials):
         last = failure_text(trials[-1])
         raise SessionsFailed(f"every trial failed ({count}), the last one: {last}")
@@ -163,7 +172,7 @@ def _raise_failures(study: Study, count: int) -> None:
 
 def _train_trials(
     config: Config, search: SearchConfig, search_dir: Path, study: Study, unfinished: Sequence[int]
-) -> list[str]:
+) -> Failures:
     """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
 
     Args:
@@ -171,27 +180,29 @@ def _train_trials(
         unfinished: the numbers of the trials that have not ended.
 
     Returns:
-        The reasons of the trials that failed in this start.
+        The trials that failed in this start.
 
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
     from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # here, after `set_up_ray`: it imports Ray
 
-    for _ in range(len(study.trials), search.trials):
+    for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
-    reasons: list[str] = []
+    failures = Failures("trial")
+    results = ResultsKeeper(search_dir, config, search, study)
 
     def on_end(number: int, failure: Failure | None) -> None:
         """Records the end of a trial, given the failure of its process, if any."""
-        if failure is not None and not study.trials[number].state.is_finished():
+        run_dir = trial_dir(search_dir, number)
+        if failure is not None and not study.get_trials(deepcopy=False)[number].state.is_finished():
             record_failure(search_dir, search, number, failure.reason)
-        trial = study.trials[number]
+        trial = study.get_trials(deepcopy=False)[number]
         why = failure_text(trial)
         if why:
-            reasons.append(why)
-        say(f"{_progress(trial_dir(search_dir, number))}: {status_text(trial)}")
-        _try_to_update(search_dir)
+            failures.add(run_dir.name, Failure(why))
+        say(f"{_progress(run_dir)}: {status_text(trial)}")
+        results.update(number)
 
     tasks = []
     for number in unfinished:
@@ -215,9 +226,9 @@ def _train_trials(
             resources=search.resources,
         )
     except KeyboardInterrupt:
-        _try_to_update(search_dir)
+        results.update()
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
-    return reasons
+    return failures
 
 
 def _progress(run_dir: Path) -> str:
@@ -227,32 +238,6 @@ def _progress(run_dir: Path) -> str:
     except (OSError, DamagedMetrics) as error:
         return f"{run_dir.name}: {reason(error)}"
     return f"{run_dir.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
-
-
-def _try_to_update(search_dir: Path) -> None:
-    """Reads the results and saves them, or prints why it cannot. No error stops the trials."""
-    try:
-        results = search_results(search_dir)
-    except (OSError, UserError) as error:
-        say(f"the results cannot be read: {reason(error)}; {resume_command('search', search_dir)} tries again")
-    else:
-        _try_to_save(search_dir, results)
-
-
-def _try_to_save(search_dir: Path, results: SearchResults) -> None:
-    """Saves results, or prints why they could not be saved. A resume makes them again from the study."""
-    try:
-        save_search_results(search_dir, results)
-    except OSError as error:
-        say(f"results are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
-
-
-def _try_to_draw(search_dir: Path, study: Study) -> None:
-    """Draws the graphs of a search, or prints why they could not be saved."""
-    try:
-        draw_graphs(study, search_dir / GRAPHS_FOLDER)
-    except OSError as error:
-        say(f"graphs are not saved: {reason(error)}; {resume_command('search', search_dir)} tries again")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,18 +2,23 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from optuna import Study
+from optuna.trial import FrozenTrial
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import config_source, set_fields
 from jaxrl_atari.errors import DamagedMetrics
+from jaxrl_atari.output import try_to
 from jaxrl_atari.report.searches import ranked
 from jaxrl_atari.report.text import markdown_table, number_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.journal import read_study
-from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE, trial_dir
-from jaxrl_atari.search.options import read_search
+from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE, resume_command, trial_dir
+from jaxrl_atari.search.options import SearchConfig, read_search
 from jaxrl_atari.search.study import status_text, trial_progress
 
 
@@ -23,6 +28,7 @@ class SearchResults(NamedTuple):
     rows: list[list[Any]]  # rows of trials.csv: the header, then a row for each trial, the best first
     text: str  # the same table in Markdown, with rounded numbers
     best: Config | None  # config of a run that trains the best trial again; None before one has ended with a score
+    ended: dict[int, list[Any]]  # number of a trial that has ended in the study -> its row
 
 
 def cell_text(value: Any) -> str:
@@ -42,24 +48,49 @@ def search_results(search_dir: Path) -> SearchResults:
     """
     config, search = read_search(search_dir)
     study = read_study(search_dir)
-    trials = [] if study is None else ranked(study.trials)
+    trials = [] if study is None else study.get_trials(deepcopy=False)
+    return results_of_trials(search_dir, config, search, trials)
+
+
+def results_of_trials(
+    search_dir: Path,
+    config: Config,
+    search: SearchConfig,
+    trials: Sequence[FrozenTrial],
+    earlier: SearchResults | None = None,
+) -> SearchResults:
+    """The results of a search, from the trials in its study and from their log points.
+
+    Args:
+        earlier: earlier results. Trials that had ended then are taken from them, and not read again.
+    """
+    known = {} if earlier is None else earlier.ended
+    ended = {}
     rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
-    for trial in trials:
-        fields = [trial.params.get(name) for name in search.space]
-        status = status_text(trial)
-        try:
-            score, env_steps = trial_progress(trial_dir(search_dir, trial.number))
-        except DamagedMetrics as error:  # the study has the score of a trial that has ended
-            score = trial.value
-            env_steps = trial.last_step or 0
-            status += f"; {error}"
-        rows.append([trial.number, *fields, score, env_steps, status])
+    best_first = ranked(trials)
+    for trial in best_first:
+        row = known.get(trial.number) or _row(search_dir, search, trial)
+        rows.append(row)
+        if trial.state.is_finished():
+            ended[trial.number] = row
     table = markdown_table([[cell_text(value) for value in row] for row in rows])
     best = None
-    if trials and trials[0].value is not None:
+    if best_first and best_first[0].value is not None:
         new_seed = config.seed + config.sessions  # no trial has used it
-        best = set_fields(config, trials[0].params | {"name": f"{config.name}_best", "seed": new_seed})
-    return SearchResults(rows, table, best)
+        best = set_fields(config, best_first[0].params | {"name": f"{config.name}_best", "seed": new_seed})
+    return SearchResults(rows, table, best, ended)
+
+
+def _row(search_dir: Path, search: SearchConfig, trial: FrozenTrial) -> list[Any]:
+    """The row of a trial in trials.csv."""
+    status = status_text(trial)
+    try:
+        score, env_steps = trial_progress(trial_dir(search_dir, trial.number))
+    except DamagedMetrics as error:  # the study has the score of a trial that has ended
+        score = trial.value
+        env_steps = trial.last_step or 0
+        status += f"; {error}"
+    return [trial.number, *(trial.params.get(name) for name in search.space), score, env_steps, status]
 
 
 def save_search_results(search_dir: Path, results: SearchResults) -> None:
@@ -74,3 +105,40 @@ def save_search_results(search_dir: Path, results: SearchResults) -> None:
         file = f"{results.best.name}.py"
         usage = f"    python -m jaxrl_atari.train --config SEARCH_DIR/{file} --sessions 4"
         write_file(search_dir / file, config_source(results.best, f"{values}\n\n{usage}\n"))
+
+
+class ResultsKeeper:
+    """Keeps the results of a search up to date while its trials train.
+
+    Args:
+        study: the study of the search.
+    """
+
+    def __init__(self, search_dir: Path, config: Config, search: SearchConfig, study: Study):
+        self._search_dir = search_dir
+        self._config = config
+        self._search = search
+        self._study = study
+        self._newest: SearchResults | None = None
+        self._resume = resume_command("search", search_dir)
+
+    def update(self, number: int | None = None) -> None:
+        """Saves the results of now, or prints why it cannot. No error stops the trials.
+
+        Args:
+            number: a trial whose process has ended. It is read again: a trial that ASHA stops ends in the study
+                before its process has written its last log point.
+        """
+        if number is not None and self._newest is not None:
+            self._newest.ended.pop(number, None)
+        if try_to("the results cannot be read", self._read, self._resume):
+            try_to("results are not saved", self._save, self._resume)
+
+    def _read(self) -> None:
+        """Reads the trials that had not ended when they were last read."""
+        trials = self._study.get_trials(deepcopy=False)
+        self._newest = results_of_trials(self._search_dir, self._config, self._search, trials, self._newest)
+
+    def _save(self) -> None:
+        assert self._newest is not None
+        save_search_results(self._search_dir, self._newest)

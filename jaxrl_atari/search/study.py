@@ -35,13 +35,18 @@ NO_GAME = "no game ended within the budget"
 
 
 def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
-    """Opens the study of a search, or creates it. Its sampler is seeded for trial `number`."""
+    """Opens the study of a search, or creates it. Its sampler is seeded for trial `number`.
+
+    TPE counts trials that are RUNNING as bad ones (`constant_liar`), so that trials side by side differ. It counts
+    those that failed with an error too. A serial search without such failures has none of them.
+    """
     # `SeedSequence` separates neighbouring integers, whose samples would be nearly equal.
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])
+    sampler = TPESampler(seed=seed, constant_liar=True) if search.sampler == "tpe" else RandomSampler(seed)
     asha = search.early_stopping == "asha"
     return optuna.create_study(
         study_name=STUDY_NAME, storage=open_journal(search_dir), load_if_exists=True, direction="maximize",
-        sampler=TPESampler(seed=seed) if search.sampler == "tpe" else RandomSampler(seed),
+        sampler=sampler,
         pruner=SuccessiveHalvingPruner(search.grace_env_steps, search.reduction) if asha else NopPruner(),
     )  # fmt: skip
 

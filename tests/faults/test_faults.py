@@ -137,7 +137,7 @@ def test_a_terminal_that_goes_away(train):
 
 
 SEARCH = """
-from jaxrl_atari.search import FloatDistribution, SearchConfig
+from jaxrl_atari.search.space import FloatDistribution, SearchConfig
 
 def get_search():
     return SearchConfig(
