@@ -870,7 +870,7 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         process = start(*line, "--address", address)
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 1, output
-        assert "1 of 4 sessions failed (game Qbert  session 1: " in output
+        assert "1 of 4 sessions failed (game Qbert session 1: " in output
         assert {path.relative_to(suite_dir).as_posix() for path in log_points(suite_dir)} == {
             "Pong/session_0", "Pong/session_1", "Qbert/session_0",
         }  # fmt: skip

@@ -254,7 +254,7 @@ def test_games_train_in_processes_and_one_that_fails_does_not_stop_the_others(tm
 
     done = run("--trial.parallel", "2")
     assert done.returncode == 1, done.stderr
-    assert re.search(r"2 of 4 sessions failed \(game Pong  session \d: .*; game Pong  session \d: ", done.stderr)
+    assert re.search(r"2 of 4 sessions failed \(game Pong session \d: .*; game Pong session \d: ", done.stderr)
     assert f"python -m jaxrl_atari.suite --resume {suite_dir} runs what is missing" in done.stderr
     assert re.search(r"^game CrazyClimber  session 1 .* env_steps 64 ", done.stdout, re.M)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}

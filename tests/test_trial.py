@@ -1,8 +1,11 @@
 """Trials of several sessions: in this process, and in processes on simulated GPUs."""
 
+import atexit
 import dataclasses
+import inspect
 import io
 import json
+import multiprocessing.spawn
 import os
 import re
 import shutil
@@ -12,6 +15,7 @@ import sys
 import threading
 from multiprocessing import popen_spawn_posix
 from multiprocessing.pool import ThreadPool
+from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 
 import pytest
@@ -518,6 +522,13 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
     for line in ("on A", "it begins", "it goes on"):
         assert {f"game Pong  session {number}  {line}" for number in range(5)} <= set(lines)
     assert "game Pong  session 2  ValueError: a bug" in lines
+
+
+def test_this_python_has_the_private_functions_that_end_the_process_of_a_session():
+    """`_SessionProcess` overrides `_bootstrap`, which runs a process, and calls `atexit._run_exitfuncs`."""
+    assert "_bootstrap" in multiprocessing.spawn._main.__code__.co_names
+    assert [*inspect.signature(BaseProcess._bootstrap).parameters] == ["self", "parent_sentinel"]
+    assert callable(atexit._run_exitfuncs)
 
 
 @pytest.mark.long

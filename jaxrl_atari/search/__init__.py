@@ -5,13 +5,13 @@ A trial of a search is a trial as in `trials/`: one config in one run directory.
 
 | module | content |
 |---|---|
-| `command.py` | the command: parses the options, runs the trials that are left, shows the results |
-| `space.py` | the names that the config file of a search imports |
-| `options.py` | `SearchConfig`: the options of a search, with its space; search.json |
-| `check.py` | `check_search`: refuses a search that cannot be run |
-| `study.py` | Optuna's study: the fields, states and scores of the trials |
-| `trial.py` | `train_trial`: trains a trial, in its process |
-| `results.py` | the table of the trials, and the config of the best one |
+| command | the command: parses the options, runs the trials that are left, shows the results |
+| space | the names that the config file of a search imports |
+| options | `SearchConfig`: the options of a search, with its space; search.json |
+| check | `check_search`: refuses a search that cannot be run |
+| study | Optuna's study: the fields, states and scores of the trials |
+| trial | `train_trial`: trains a trial, in its process |
+| results | the table of the trials, and the config of the best one |
 """
 
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""The command `search`, which needs Optuna and Ray; see `command.py`."""
+"""The command `search`: checks that Optuna and Ray are installed before `command.py` imports them."""
 
 from jaxrl_atari import cli
 from jaxrl_atari.search import require_extra

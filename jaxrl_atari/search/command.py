@@ -80,6 +80,15 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
         sources.say_kept(default.values(), before.values())
         default = before
     options = parse(Options, arguments, "search", default, before.config if before else None)
+    _refuse_parallel(options, before)
+    check_search(options.config, options.search)
+    if before is not None:
+        _require_continuation(options, before)
+    return options, before
+
+
+def _refuse_parallel(options: Options, before: Options | None) -> None:
+    """Refuses `trial.parallel`, which would have no effect. A search that is resumed may have it."""
     parallel = options.config.trial.parallel
     require(
         parallel == 0 or (before is not None and parallel == before.config.trial.parallel),
@@ -88,10 +97,6 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
         expected="0 in a search",
         hint="--search.resources.gpu and --search.resources.cpu set how many trials a machine trains at a time",
     )
-    check_search(options.config, options.search)
-    if before is not None:
-        _require_continuation(options, before)
-    return options, before
 
 
 def _require_continuation(options: Options, before: Options) -> None:
@@ -143,7 +148,7 @@ def _start_or_resume(search_dir: Path, options: Options, before: Options | None)
     A journal whose end is damaged is repaired first.
 
     Args:
-        before: see `run_search`.
+        before: the options of the search that is resumed; None for a new one.
 
     Returns:
         The numbers of the trials that have not ended.

@@ -1,4 +1,4 @@
-"""A trial of a search: trained in its process, with its log points reported to the study; see `study.py`."""
+"""A trial of a search: trained in its process, with its log points reported to the study."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,7 +60,9 @@ def train_trial(
 
     Args:
         run_dir: the directory of the trial, SEARCH_DIR/trial_<number>.
-        share, stop_requested, on_first_update: see `ray_worker.RunTask`.
+        share: the share of a machine that the trial has.
+        stop_requested: returns whether a stop has been requested.
+        on_first_update: called after the first update of a session.
 
     Raises:
         Stopped: ASHA or a stop request has stopped the trial, and its last checkpoint has been written.

@@ -91,7 +91,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
 
 def _plan(options: Options) -> SweepPlan:
     """Makes the plan that the options describe. Raises `UserError` for games or fields that cannot be used."""
-    config = options.full_config
+    config = options.config
     games = options.games
     if games is not None:
         games = [name for word in games for name in word.split(",") if name]
@@ -163,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if before is None:
             results.failures.raise_if_none_began(directory)
         results.show_and_save_all()
-    results.failures.raise_all(plan.total_sessions, resume_command("suite", directory))
+    results.failures.raise_if_any(plan.total_sessions, resume_command("suite", directory))
 
 
 def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> None:

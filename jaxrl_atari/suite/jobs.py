@@ -22,7 +22,8 @@ def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -
     If every session is refused later, `claim_run_dir` removes the directory again.
 
     Args:
-        address, resources: see `train_jobs`.
+        address: address of the Ray cluster that is to train; empty: this machine, without Ray.
+        resources: what each session gets on the cluster.
 
     Raises:
         ConfigError: a name, a coefficient or a minibatch size that cannot be used, or devices that are not there.
@@ -40,10 +41,10 @@ def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
     """Makes a job of each session that has not trained to its end: setting by setting, and game by game.
 
     Raises:
-        UserError: a game's directory holds another run, see `require_same_run`, or its config.json is damaged.
+        UserError: a game's directory holds a run of another game, protocol or seed, or a damaged config.json.
     """
     jobs = []
-    position = 0  # of the first session of the next trial; see `Job.position`
+    position = 0  # of the first session of the next trial
     for setting in plan.settings:
         for game, config in game_configs(setting.plan.config, plan.games).items():
             run_dir = setting.directory(directory) / game
@@ -62,13 +63,14 @@ def train_jobs(
     Args:
         plan: the plan of which these are the unfinished jobs.
         directory: directory of the suite or sweep.
-        address, resources: of the Ray cluster, see `run_on_ray`. An empty address is this machine without Ray.
-        on_end: see `Launcher`.
+        address: address of the Ray cluster that trains; empty: this machine, without Ray.
+        resources: what each session gets on the cluster.
+        on_end: called for each job that has finished or failed.
 
     Raises:
-        ConfigError: as `plan_slots`.
+        ConfigError: the machine does not have the devices, or too little memory for sessions that share a GPU.
         UserError: the cluster cannot be used.
-        KeyboardInterrupt: see `Launcher`.
+        KeyboardInterrupt: a stop was requested, and every session that was training has ended.
     """
     if not address:
         slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))

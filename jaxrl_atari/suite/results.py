@@ -69,7 +69,7 @@ class ResultsKeeper:
         self._resume = resume_command("suite", directory)
 
     def on_end(self, job: Job, failure: Failure | None) -> None:
-        """Takes note of a job that has ended, and saves the results; see `launch.OnEnd`."""
+        """Notes a job that has finished or failed, and saves the results that this changes."""
         self.failures.on_end(job, failure)
         self._by_label[job.setting].note_end(job, failure)
         self._save_unsaved()

@@ -55,7 +55,8 @@ def describe_without_game(config: Config, directory: Path, file: str = SUITE_FIL
     """The description of a suite or a sweep: that of a run, without `game` and `gae_lambda`, which differ in it.
 
     Args:
-        directory, file: see `describe`.
+        directory: that of the suite or sweep.
+        file: its file there, whose earlier content has the history.
     """
     described = describe(config, directory, file)
     return {name: value for name, value in described.items() if name not in ("game", "gae_lambda")}
@@ -64,7 +65,7 @@ def describe_without_game(config: Config, directory: Path, file: str = SUITE_FIL
 def write_suite_file(suite_dir: Path, plan: SuitePlan) -> None:
     """Writes suite.json, from which the suite can be run again.
 
-    A suite that is resumed keeps the history of its earlier starts, as a run does; see `describe`.
+    A suite that is resumed keeps the history of its earlier starts, as a run does.
     """
     write_json(suite_dir / SUITE_FILE, {"games": plan.games} | describe_without_game(plan.config, suite_dir))
 

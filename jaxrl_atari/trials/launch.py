@@ -30,11 +30,11 @@ class Job(NamedTuple):
     config: Config
     run_dir: Path
     session: int
-    description: dict[str, Any]  # content of the run's config.json; on a Ray cluster, see `describe_here`
+    description: dict[str, Any]  # content of the run's config.json; on a Ray cluster, its process adapts it
     position: int  # among all sessions of the trial, suite or sweep; chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
-    program: int = 0  # two jobs with one number run the same compiled programs; see `sessions.program_number`
+    program: int = 0  # two jobs with one number run the same compiled programs
 
     @property
     def name(self) -> str:
@@ -55,7 +55,7 @@ class Failure(NamedTuple):
 
 
 class Failures:
-    """The failures of the jobs that one start of a command has launched, and the errors that they end in.
+    """The failures of the jobs of one start of a command, and the errors with which it then ends.
 
     Args:
         noun: what fails: `session` or `trial`.
@@ -91,7 +91,7 @@ class Failures:
             reasons = dict.fromkeys(failure.reason for failure in self._failures.values())
             raise UserError(f"no {self._noun} could begin: {'; '.join(reasons)}")
 
-    def raise_all(self, count: int, resume: str) -> None:
+    def raise_if_any(self, count: int, resume: str) -> None:
         """Raises `SessionsFailed` if a job has failed.
 
         Args:
@@ -133,7 +133,7 @@ class Launcher(Protocol):
     Args:
         jobs: the sessions, in the order in which they are started.
         train: trains one of them.
-        on_end: called in this process for each job that has finished or failed; see `OnEnd`.
+        on_end: called in this process for each job that has finished or failed.
 
     Raises:
         KeyboardInterrupt: a stop was requested, and every session that was training has ended.
@@ -203,7 +203,7 @@ def poll_until_done(group: Group[End], stop: StopRequest, on_end: Callable[[End,
 
 
 def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raises: bool = False) -> None:
-    """Trains jobs one after the other in this process; see `Launcher`.
+    """Trains jobs one after the other in this process. This is a `Launcher`.
 
     Args:
         raises: whether the error of a job is raised. Otherwise, `on_end` gets it, and the next job is trained.

@@ -95,7 +95,7 @@ def require_can_start_processes(train: Train) -> None:
 def run_processes(
     jobs: Sequence[Job], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
 ) -> None:
-    """Trains each job in a process of its own, on the least busy slot.
+    """Trains each job in a process of its own, on the least busy slot. This is a `Launcher`.
 
     Of several slots that are equally busy, a job gets slot `job.position % len(slots)` if it is one of them.
 
@@ -106,7 +106,9 @@ def run_processes(
     writes to the terminal itself.
 
     Args:
-        jobs, train, on_end: see `Launcher`. `train` must be picklable.
+        jobs: the sessions, in the order in which they are started.
+        train: trains one of them. It must be picklable.
+        on_end: called for each job that has finished or failed.
         slots: the devices.
         parallel: number of processes at a time. At most `ceil(parallel / len(slots))` share a slot.
 
@@ -116,14 +118,14 @@ def run_processes(
             the processes.
     """
 
-    def end(child: _Child, stopping: bool) -> None:
+    def call_on_end(child: _Child, stopping: bool) -> None:
         failure = child.failure_at_end(stopping)
         if failure or child.process.exitcode == 0:
             on_end(child.job, failure)
 
     processes = _Processes(jobs, train, slots, parallel)
     with StopRequest(quick=False, answer=STOPPING) as stop, processes.killed_by_ctrl_c():
-        poll_until_done(processes, stop, end)
+        poll_until_done(processes, stop, call_on_end)
 
 
 class _Processes:
@@ -171,7 +173,7 @@ class _Processes:
         return True
 
     def _least_busy_slot(self, job: Job) -> int:
-        """The index of the slot on which the fewest sessions train; see `run_processes`."""
+        """The index of the slot on which the fewest sessions train; of several, the one that the job prefers."""
         busy = Counter(child.slot_index for child in self._running)
         preferred = job.position % len(self._slots)
         return min(range(len(self._slots)), key=lambda index: (busy[index], index != preferred))
@@ -212,6 +214,9 @@ class _SessionProcess(SpawnProcess):
     compiles the first parameters), a session that was refused soon after that sometimes waited forever on two busy
     cores, and with it the parent. The main thread was in `gotoblas_quit`, `blas_thread_shutdown_`, `pthread_join`,
     and the thread of OpenBLAS in `pthread_cond_wait`.
+
+    `_bootstrap` and `atexit._run_exitfuncs` are private to CPython. A test in tests/test_trial.py fails on a
+    version that lacks them.
     """
 
     def _bootstrap(self, parent_sentinel: int | None = None) -> NoReturn:

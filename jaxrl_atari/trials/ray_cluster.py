@@ -90,7 +90,7 @@ def started_cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
         try:
             assert head.stdout is not None
             first_line = head.stdout.readline().decode().strip()
-            if not first_line[:1].isdecimal():  # no address; see `main`
+            if not first_line[:1].isdecimal():  # `main` has printed why there is no address
                 why = first_line or _last_line(errors) or "its process printed nothing"
                 raise UserError(f"Ray did not start: {why}")
             yield first_line
@@ -111,7 +111,8 @@ def connected(
     """Connects this process to a Ray cluster until the block ends. Prints and yields the share of each task.
 
     Args:
-        address, devices: see `started_cluster`.
+        address: address of a cluster that runs already; empty: one on this machine, which ends with the block.
+        devices: devices of the config.
         resources: the resources that the user asks for.
         task: the word for a task in the printed line: `session` or `trial`.
 

@@ -82,7 +82,7 @@ def run_tasks(
             connected(address, devices, resources, noun) as share,
             StopRequest(quick=False, answer=STOPPING) as stop,  # last: Ray handles SIGTERM too
         ):
-            poll_until_done(_Tasks(tasks, share, notes, code), stop, _end)
+            poll_until_done(_Tasks(tasks, share, notes, code), stop, _call_on_end)
     finally:
         shutil.rmtree(notes, ignore_errors=True)
 
@@ -94,7 +94,7 @@ class _EndedTask(NamedTuple):
     end: TaskEnd
 
 
-def _end(ended: _EndedTask, stopping: bool) -> None:
+def _call_on_end(ended: _EndedTask, stopping: bool) -> None:
     """Calls `on_end` of a task that has ended; after a stop request, only if the task has finished."""
     # Then a failure may only mean that the cluster sent a signal to all.
     if not stopping or ended.end == TaskEnd():
@@ -179,17 +179,22 @@ def run_on_ray(
     devices: DevicesConfig,
     resources: ResourcesConfig,
 ) -> None:
-    """Trains jobs on a Ray cluster; see `Launcher` and `run_tasks`.
+    """Trains jobs on a Ray cluster, as tasks of `run_tasks`. This is a `Launcher`.
 
     The output of a session goes to output.txt in its directory.
 
     Args:
-        jobs, train, on_end: see `Launcher`. `train` is a function that can be imported, or a `functools.partial`
-            of one.
-        directory, address, devices, resources: see `run_tasks`.
+        jobs: the sessions, in the order in which they are started.
+        train: trains one of them: a function that can be imported, or a `functools.partial` of one.
+        on_end: called for each job that has finished or failed.
+        directory: directory of the suite, which the machines share.
+        address: address of the cluster; empty: this machine alone.
+        devices: devices of the config.
+        resources: resources of each session.
 
     Raises:
-        UserError, KeyboardInterrupt: as `run_tasks`.
+        UserError: the cluster cannot be used, or a session needs more than any machine has.
+        KeyboardInterrupt: a stop was requested and passed on, and every running session has ended.
     """
     tasks = [
         RayTask(
@@ -218,7 +223,7 @@ def _train_with_share(
     stop_requested: Callable[[], bool],
     on_first_update: Callable[[], object],
 ) -> None:
-    """Trains a job in its process, with a share of the machine, which its description describes; see `RunTask`."""
+    """Trains a job in its process with a share of a machine, and describes that in config.json. A `RunTask`."""
     config = share.configure(job.config)
     job = job._replace(config=config, description=describe_here(config, job.description))
     train(job, stop_requested=stop_requested, on_first_update=on_first_update)

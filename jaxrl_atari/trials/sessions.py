@@ -84,13 +84,13 @@ def train_job(
         writers: receive the log points, with `session` and `seed` in each row.
         close_writers: whether the writers are closed at the end. A process of the session's own has copies, which
             nobody else closes.
-        stop: ends the session early; see `run_training`.
+        stop: called with each log point; the session ends early once the result is true.
         stop_requested: asked besides signals; if true, the session writes its last checkpoint and ends.
         on_first_update: called after the first update.
 
     Raises:
         UserError, Stopped: as `run_session`.
-        KeyboardInterrupt: a signal ends the session at once; see `StopRequest`.
+        KeyboardInterrupt: a signal ends the session at once: before its first update, or after an earlier signal.
     """
     config = job.config
     directory = session_path(job.run_dir, job.session)
@@ -152,7 +152,7 @@ class StopRule(Writer):
     In the row that `stop` gets, a column without a value is NaN, so that comparisons with it are false.
 
     Args:
-        stop: see `run_training`.
+        stop: the caller's function; None: no rule.
         total_env_steps: the budget of the session.
         session_dir: directory of the session. If its stopped.json says that the session has met the rule, but was
             interrupted in its last evaluation, the session is to end at once.

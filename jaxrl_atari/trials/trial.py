@@ -194,7 +194,7 @@ def _start_or_resume(config: Config, before: Config | None, run_dir: Path) -> li
     jobs = unfinished_jobs(config, run_dir)
     if before is None:
         _write_config_file(config, run_dir)
-    elif jobs:  # config.json is written after the first update; see `train_job`
+    elif jobs:  # config.json is written after the first update
         say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
     else:
         _update_finished_run(config, before, run_dir)
@@ -271,7 +271,7 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Failures) -> Ma
         _save_summary(run_dir, summary)
         if config.log.graphs:
             try_report(run_dir)
-    failures.raise_all(config.sessions, resume_command("train", run_dir))
+    failures.raise_if_any(config.sessions, resume_command("train", run_dir))
     return summary or {}
 
 
