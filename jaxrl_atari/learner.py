@@ -84,7 +84,8 @@ class Learner:
         """Raises `ConfigError` if `extra` differs between devices: a checkpoint keeps that of one device alone.
 
         On several devices it waits for the update. So only the first update is checked, and all of them with
-        `devices.check`. The parameters are not checked: their gradients are means over all devices.
+        `devices.check`. Parameters and optimiser state are not checked: devices that round differently would end a
+        training whose gradients are means over all of them.
         """
         leaf = self._parallel.differing_leaf(self._state.extra)
         found, expected = "another value on each device", "the same on all devices"

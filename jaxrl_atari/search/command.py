@@ -246,5 +246,4 @@ def _progress(run_dir: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
     run_search(*parse_options(arguments))

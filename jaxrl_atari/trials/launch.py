@@ -5,8 +5,6 @@ several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray
 loop of the last two.
 """
 
-import sys
-import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -14,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError, correctable, reason
-from jaxrl_atari.output import counted, say
+from jaxrl_atari.output import counted, say, say_traceback
 from jaxrl_atari.runs.layout import has_session
 
 POLL_SECONDS = 0.1
@@ -147,9 +145,8 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
     try:
         function(*arguments, **options)
     except Exception as error:
+        say_traceback(error)
         user_error = correctable(error)
-        if user_error is None:
-            say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)
         return Failure(reason(user_error or error), correctable=user_error is not None)
     return None
 
