@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
-from jaxrl_atari.errors import UserError, require_package
+from jaxrl_atari.errors import UserError, reason, require_package
 from jaxrl_atari.runs.columns import AXES, group_of
 from jaxrl_atari.runs.early_runs import add_times
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
@@ -107,13 +107,17 @@ class WandbWriter(Writer):
         run_id: id of the run. If there is a run with this id, it continues.
 
     Raises:
-        UserError: wandb is not installed, or refuses the run, because nobody is logged in for example.
+        UserError: wandb is not installed or cannot be imported, or refuses the run, because nobody is logged in for
+            example.
     """
 
     def __init__(self, config: Config, session_dir: Path, run_id: str):
         require_wandb()
-        import wandb  # pyright: ignore[reportMissingImports]
-
+        try:
+            import wandb  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            repair = "pip install --force-reinstall 'jaxrl_atari[wandb]'"
+            raise UserError(f"log.wandb = true: wandb cannot be imported ({reason(error)}); {repair}") from error
         session_dir = session_dir.resolve()
         # The folder above the run tells runs of suites apart, which are named after games, and numbered trials.
         trial = "-".join(session_dir.parts[-3:-1])
