@@ -107,8 +107,8 @@ class WandbWriter(Writer):
         run_id: id of the run. If there is a run with this id, it continues.
 
     Raises:
-        UserError: wandb is not installed or cannot be imported, or refuses the run, because nobody is logged in for
-            example.
+        UserError: wandb is not installed or cannot be imported, or it refuses the run, for example because nobody
+            is logged in.
     """
 
     def __init__(self, config: Config, session_dir: Path, run_id: str):
