@@ -137,7 +137,8 @@ class Algorithm(NamedTuple):
 
         init(params, key) -> params, extra
             Once, before the first update. `params` are those of the network. Returns all parameters that the loss
-            trains, those of the network among them under their own names, and `TrainState.extra`.
+            trains, those of the network among them under their own names, and `TrainState.extra`, which holds no
+            random keys: `prepare` and `loss` get new ones.
 
         prepare(state, apply, rollout, mean, config, key) -> state, samples, metrics
             Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
@@ -157,8 +158,8 @@ class Algorithm(NamedTuple):
             number. An optimiser of optax works if its `update` needs no more than gradients, state and
             parameters. docs/idea.md, "Another optimiser", names the kinds that are refused.
 
-    `apply` is the network (`networks.Apply`). `config` is a `PPOConfig` as `resolved_options` returns it, `key` a
-    random key, the same on all devices. Metrics are `Metrics`, and are logged.
+    `apply` is the network (`network_interface.Apply`). `config` is a `PPOConfig` as `resolved_options` returns it,
+    `key` a random key, the same on all devices. Metrics are `Metrics`, and are logged.
 
     `coefficients` are further numbers of the algorithm, by their names, with their defaults. A run chooses others
     with the option `ppo.coefficients`; the functions find the values in force in `config.coefficients`. As traced

@@ -1,4 +1,4 @@
-"""What the functions of an algorithm return is checked while JAX traces them: each mistake is a one-line error."""
+"""Checks of what the functions of an algorithm return, while JAX traces them: mistakes are one-line errors."""
 
 from collections.abc import Set
 from typing import Any
@@ -39,21 +39,43 @@ def checked(algorithm: Algorithm) -> Algorithm:
     return algorithm._replace(prepare=prepare, loss=loss)
 
 
+def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
+    """What `init` returned: the parameters and `extra`.
+
+    Raises:
+        ConfigError: it is no pair; a parameter of the network is missing, or has another form; or `extra` holds a
+            random key, which `pmap` cannot pass on.
+    """
+    is_pair = isinstance(returned, tuple) and len(returned) == 2
+    require(is_pair, "init", type(returned).__name__, "a pair: parameters, and extra")
+    params, extra = returned
+    got = forms(params)
+    for path, expected in forms(network_params).items():
+        hint = "init returns the parameters of the network under their own names"
+        require(got.get(path) == expected, f"params{path} of init", got.get(path, "nothing"), expected, hint)
+    for leaf in jax.tree.leaves(extra):
+        is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
+        expected = "other arrays: prepare and loss get keys of their own"
+        require(not is_key, "extra of init", "a random key", expected)
+    return params, extra
+
+
 def check_state(before: TrainState, after: TrainState) -> None:
     """Raises `ConfigError` if an array of the state has another shape or type, or another place: no checkpoint of
     `before` could be restored."""
-
-    def forms(state: TrainState) -> dict[str, str]:
-        """Path -> form, such as `extra['mean']` -> `float32[64]`."""
-        leaves = jax.tree_util.tree_leaves_with_path(state)
-        return {jax.tree_util.keystr(path).removeprefix("."): form_of(x) for path, x in leaves}
-
     old, new = forms(before), forms(after)
     for path in old | new:
         got, expected = new.get(path, "nothing"), old.get(path, "nothing")
-        require(got == expected, f"{path} of prepare", got, f"{expected}, as in the state before")
+        field = f"{path.removeprefix('.')} of prepare"
+        require(got == expected, field, got, f"{expected}, as in the state before")
     structures = jax.tree.structure(after), jax.tree.structure(before)
     require(structures[0] == structures[1], "state of prepare", structures[0], f"the structure {structures[1]}")
+
+
+def forms(tree: Any) -> dict[str, str]:
+    """The arrays of a tree: path -> form, such as `['mean']` -> `float32[64]`."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path): form_of(x) for path, x in leaves}
 
 
 def check_samples(samples: Any, rollout: Rollout) -> None:

@@ -86,7 +86,7 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
     A loss that changes pictures, for example by a random shift, changes them through this function.
 
     Args:
-        function: stacks of images, uint8 [N, 84, 84, 4] -> the same. Networks divide bytes alone by 255.
+        function: stacks of images, uint8 [N, 84, 84, 4] -> the same. Networks divide only bytes by 255.
         stacks: `Observation.stacks`.
 
     Returns:

@@ -211,7 +211,7 @@ def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtyp
         dW, of that shape, in `sum_type(dtype)`.
     """
     height, width, channels, outputs = shape
-    # Rule "halves": each shift would else repeat the transposition.
+    # Rule "halves": otherwise each shift would repeat the transposition.
     halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(as_words(g), 2)]
     channels_first = jnp.concatenate(halves, axis=1)  # [O, N, h, w]
     shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
@@ -228,7 +228,8 @@ def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
 
         dx[n, r, c, k] = sum over i, j, o of W[i, j, k, o] g[n, r - i, c - j, o]        (g is 0 outside)
 
-    A barrier hides from XLA that the kernel is turned. It would else see a gradient, and compute the naive loop.
+    A barrier hides from XLA that the kernel is turned. Otherwise it would see a gradient, and compute the naive
+    loop.
 
     Args:
         w: W, the kernel, [height, width, C, O].

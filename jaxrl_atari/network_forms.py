@@ -14,7 +14,7 @@ A network is written as a flax module (`networks.py`). The rest of the package g
     by hand              matmul         `fast/cpu_conv.py`, for `nature` until its module is edited, and where only
                                         CPUs learn and act
 
-With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and else `plain`.
+With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and `plain` elsewhere.
 
 Whether the module of `nature`, or a layer of it, was edited is found by a comparison of programs
 (`fast/programs.py`, which names the two kinds of edit that it misses). After an edit the module itself runs, and

@@ -158,8 +158,8 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
     """What a network returned for an observation, as `Outputs`.
 
     Raises:
-        ConfigError: it is neither `Outputs` nor a pair, a shape is wrong, or the carry has another form than that
-            of the observation.
+        ConfigError: it is neither `Outputs` nor a pair; logits or value have another shape, or not the precision
+            of float32; or the carry has another form than that of the observation.
     """
     name = type(module).__name__
     samples = observation.stacks.shape[0]
@@ -171,10 +171,14 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
         returned = Outputs(*returned)
     shapes = {"logits": (samples, module.num_actions), "value": (samples,)}
     for field, shape in shapes.items():
-        got = jnp.shape(getattr(returned, field))
+        output = getattr(returned, field)
+        got, dtype = jnp.shape(output), jnp.result_type(output)
         hint = ", such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
         expected = f"{field} of shape {_text(shape)}{hint}"
         require(got == shape, "network", name, expected, f"its shape is {_text(got)}")
+        is_precise = jnp.promote_types(dtype, jnp.float32) == dtype
+        expected = f"{field} in float32: heads compute in float32, whatever the `dtype` of the torso"
+        require(is_precise, "network", name, expected, f"it is {dtype}")
     if _has_memory(module):
         given, got = (jax.tree.map(form_of, carry) for carry in (observation.carry, returned.carry))
         require(got == given, "network", name, f"a carry of the form that it is given, {given}", f"it is {got}")

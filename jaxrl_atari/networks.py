@@ -8,6 +8,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -36,7 +37,8 @@ def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
 
 def hidden_layer(x: jax.Array, features: int, dtype: Any) -> jax.Array:
     """A dense layer on a torso's output: [N, H, W, C] -> float32 [N, features]."""
-    x = x.reshape(*x.shape[:-3], -1)
+    chex.assert_rank(x, 4)
+    x = x.reshape(len(x), -1)
     return nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
 
 

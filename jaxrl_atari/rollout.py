@@ -294,7 +294,7 @@ class EnvGroup:
         """Ends the rollout, which is full. The group keeps what the next one starts from."""
         finished = FinishedRollout(self._state, jax.device_put(self.outcome, self.device), self.past.carry)
         self.past = past_of(self._state)
-        # The group keeps no arrays of the rollout: the memory of the state is freed once `join_groups` has made a
+        # The group keeps nothing on the device: the memory of the state is freed once `join_groups` has made a
         # `Rollout` of it, and that of the parameters once the learner no longer needs them.
         del self._params, self._state, self._action
         return finished

@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxrl_atari import traced_options  # noqa: F401  makes PPOConfig a pytree, which `jit` takes
 from jaxrl_atari.algorithm import ONE_DEVICE, Algorithm, Mean, Metrics, Minibatch, Rollout, Shard, TrainState
-from jaxrl_atari.algorithm_checks import check_names, check_optimizer_state, checked
+from jaxrl_atari.algorithm_checks import check_first_state, check_names, check_optimizer_state, checked
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.minibatches import draw_minibatches, observe
@@ -28,9 +28,10 @@ def init_train_state(params: Any, config: PPOConfig, algorithm: Algorithm, key: 
         key: for what `algorithm.init` draws.
 
     Raises:
-        ConfigError: the optimiser is one that would train wrongly without an error.
+        ConfigError: `init` returned what `algorithm_checks.py` refuses, or the optimiser is one that would train
+            wrongly without an error.
     """
-    params, extra = algorithm.init(params, key)
+    params, extra = check_first_state(params, algorithm.init(params, key))
     opt_state = algorithm.optimizer(config).init(params)
     check_optimizer_state(opt_state)
     return TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra)

@@ -86,9 +86,10 @@ def keep_compiled(config):
 
 
 def pytest_configure(config):
-    # By a shell's `&`; the processes of tests would inherit it.
-    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A shell's `&` ignores the first, `nohup` the second; the processes of tests would inherit it.
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, default)
     keep_compiled(config)
     if wants_gpu(config):
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"

@@ -404,6 +404,20 @@ def test_a_state_of_another_form(extra, message):
         updated(algorithm)
 
 
+@pytest.mark.parametrize(
+    ("init", "message"),
+    [
+        (lambda params, key: params, "init = 'dict': expected a pair: parameters, and extra"),
+        (lambda params, key: ({"network": params}, ()), r"params\['.*'\] of init = 'nothing': expected float32\["),
+        (lambda params, key: (params, {"key": key}), "extra of init = 'a random key': expected other arrays"),
+    ],
+)
+def test_an_init_that_returns_something_else(init, message):
+    params, _ = make(FeedForward, Corridor.num_actions)
+    with pytest.raises(ConfigError, match=message):
+        init_train_state(params, CONFIG, PPO._replace(init=init), KEY)
+
+
 def test_parameters_that_prepare_adds_are_refused():
     def prepare(state, *arguments):
         return ppo_prepare(state.replace(params={**state.params, "new": jnp.zeros(3)}), *arguments)

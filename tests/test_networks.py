@@ -518,6 +518,11 @@ def carry_without_memory(self, stacks):
     return NatureActorCritic.__call__(self, stacks)._replace(carry=jnp.zeros((len(stacks), 2)))
 
 
+def logits_in_bfloat16(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs.logits.astype(jnp.bfloat16), outputs.value
+
+
 def column_of_values(self, stacks):
     outputs = NatureActorCritic.__call__(self, stacks)
     return outputs.logits, outputs.value[:, None]
@@ -547,6 +552,7 @@ def half_the_logits(self, stacks):
             r"expected value of shape \[5\], such as nn.Dense\(1\)\(x\)\[:, 0\].*its shape is \[5, 1\]",
         ),
         (half_the_logits, r"expected logits of shape \[5, 6\].*its shape is \[5, 3\]"),
+        (logits_in_bfloat16, "expected logits in float32: heads compute in float32, .*it is bfloat16"),
         (carry_without_memory, "expected no carry: a network with a memory has a method initial_carry"),
     ],
 )

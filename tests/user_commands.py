@@ -52,8 +52,7 @@ def free_address():
 
 def skip_without_extra(module: str) -> None:
     """Skips a test of a command whose extra is not installed."""
-    package = {"search": "optuna", "hub": "huggingface_hub", "export": "onnxruntime"}.get(
-        module.removeprefix("jaxrl_atari.")
-    )
+    extra = module.removeprefix("jaxrl_atari.").split(".")[0]
+    package = {"search": "optuna", "hub": "huggingface_hub", "export": "onnxruntime"}.get(extra)
     if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"pip install 'jaxrl_atari[{module.removeprefix('jaxrl_atari.')}]'")
+        pytest.skip(f"pip install 'jaxrl_atari[{extra}]'")

@@ -7,7 +7,7 @@ The number of samples is a symbol, so programs are compared for all numbers at o
 samples and many differently is then not taken for the one by hand. A single sample, which broadcasts, is compared
 too. Two kinds of edit are not noticed, and `cpu_conv.py` still runs in place of the edited module:
 
-- a question for one other number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
+- a test for one particular number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
 - an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false. To
   try such an edit, move it out of the branch.
 """
@@ -65,7 +65,7 @@ class Handwritten(nn.Module):
 class Convolution(nn.Module):
     """A convolution of `Handwritten`, which computes in `dtype` and adds its bias in float32.
 
-    It is not `layers.Conv`, whose edits shall show.
+    It is not `layers.Conv`: an edit of that layer must not change `Handwritten` as well.
     """
 
     features: int
