@@ -12,6 +12,7 @@ too. Two kinds of edit are not noticed, and `cpu_conv.py` still runs in place of
   try such an edit, move it out of the branch.
 """
 
+import logging
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_atari.network_interface import Apply, Observation, Outputs, apply_module, empty_observation, init_params
+
+_log = logging.getLogger(__name__)
 
 
 def is_computed_by_hand(module: Any) -> bool:
@@ -36,9 +39,10 @@ def is_computed_by_hand(module: Any) -> bool:
 
     try:
         return programs_of(partial(apply_module, module), module) == programs_of(apply_handwritten, handwritten)
-    except Exception:
+    except Exception as error:
         # For example, it asks how many samples there are, by a comparison or by `len`. Then the module runs, and
         # shows any error of its own.
+        _log.info("%s cannot be compared with the network by hand: %s", type(module).__name__, error)
         return False
 
 
