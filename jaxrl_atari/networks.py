@@ -38,7 +38,7 @@ def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
 def hidden_layer(x: jax.Array, features: int, dtype: Any) -> jax.Array:
     """A dense layer on a torso's output: [N, H, W, C] -> float32 [N, features]."""
     chex.assert_rank(x, 4)
-    x = x.reshape(len(x), -1)
+    x = x.reshape(x.shape[0], -1)
     return nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
 
 

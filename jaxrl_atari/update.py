@@ -120,8 +120,8 @@ def mean_over_devices(tree: Any, shard: Shard) -> Any:
     Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same sum. So a
     device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term without samples has
     its whole gradient on each device: the mean over devices is right for both. This holds under `pmap`;
-    `shard_map` with `check_vma` transposes such a sum otherwise. `.ci/run` compares one device with two on the newest
-    JAX, so that a version in which it no longer holds is noticed.
+    `shard_map` with `check_vma` transposes such a sum otherwise. `.ci/run` compares one device with two on the
+    newest JAX, so that a version in which it no longer holds is noticed.
     """
     if shard.count == 1:
         return tree
