@@ -16,6 +16,8 @@ import jax
 import pytest
 from user_commands import user_environment
 
+from jaxrl_atari.hardware.cpu import xla_threads
+
 SECONDS_KEPT = 7 * 24 * 3600
 
 jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processes that tests start would inherit
@@ -75,13 +77,13 @@ def keep_compiled(config):
         temporary = tempfile.TemporaryDirectory()
         config.add_cleanup(temporary.cleanup)
         folder = Path(temporary.name)
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.rglob("*")):
         with contextlib.suppress(FileNotFoundError):  # another run was faster
             if path.stat().st_mtime < time.time() - SECONDS_KEPT:
                 path.unlink()
     os.environ |= {"JAX_COMPILATION_CACHE_DIR": str(folder), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    # JAX, imported above, has read neither.
-    jax.config.update("jax_compilation_cache_dir", str(folder))
+    # JAX, imported above, has read neither. The folder is that of `tune_process` in other processes.
+    jax.config.update("jax_compilation_cache_dir", f"{folder}/threads_{xla_threads()}")
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 

@@ -453,7 +453,7 @@ def test_screens_that_are_not_210_lines_high(backend):
     assert np.abs(area_resize(seen) - frame).max() <= 0.501
 
 
-@pytest.mark.parametrize("found", ["0.11.2", "0.9.0", "0.11.0.dev3"])
+@pytest.mark.parametrize("found", ["0.11.2", "0.9.0", "0.11.0.dev3", "0.12.0"])
 def test_an_older_ale_py_is_one_line_with_its_version(found, tmp_path):
     """Its metadata come first on the path, as those of a version in `PYTHONPATH` do."""
     metadata = tmp_path / "ale_py-0.0.dist-info" / "METADATA"
@@ -467,5 +467,5 @@ def test_an_older_ale_py_is_one_line_with_its_version(found, tmp_path):
     ended = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
     )
-    line = f"error: ale-py {found} is too old: 0.12 or a later one is needed; pip install -U ale-py\n"
+    line = f"error: ale-py {found} is too old: 0.12.1 or a later one is needed; pip install -U ale-py\n"
     assert (ended.returncode, ended.stderr) == (2, line)

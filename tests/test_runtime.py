@@ -24,20 +24,22 @@ jax.jit(lambda x: 3 * x + 1)(2.0), jax.jit(lambda x, y: x - y)(2.0, 1.0)
 
 @pytest.mark.long
 def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
+    folder = tmp_path / f"threads_{xla_threads()}"
+
     def started():
         result = python("-c", COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path))
         assert result.returncode == 0, result.stderr
         return [line for line in result.stdout.splitlines() if "removed from" in line]
 
     def programs():
-        return {path.name: path.read_bytes() for path in tmp_path.glob("*-cache")}
+        return {path.name: path.read_bytes() for path in folder.glob("*-cache")}
 
     assert started() == []
     before = programs()
     first, *others = before
-    (tmp_path / first).write_bytes(before[first][: len(before[first]) // 2])  # as a full disk leaves them
-    (tmp_path / others[0]).write_bytes(b"")
-    (tmp_path / "of another Python-cache").write_bytes(bytes.fromhex("28b52ffd") + b"...")  # zstd
+    (folder / first).write_bytes(before[first][: len(before[first]) // 2])  # as a full disk leaves them
+    (folder / others[0]).write_bytes(b"")
+    (folder / "of another Python-cache").write_bytes(bytes.fromhex("28b52ffd") + b"...")  # zstd
     before["of another Python-cache"] = b""
     assert started() == ["damaged programs removed from the cache, to be compiled again: 2"]
     assert programs().keys() == before.keys()
@@ -92,11 +94,11 @@ def test_a_cpu_quota_of_a_container_is_read(tmp_path, own, files, expected):
 
 
 QUOTA = """
-import os
+from jaxrl_atari.envs import threads_variable
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.tuning import tune_process
 cpu.cpu_quota, cpu.usable_cores = lambda: 1.5, lambda: 8
-print(*tune_process(), os.environ["JAXRL_ATARI_THREADS"], sep="\\n")
+print(*tune_process(), threads_variable(), sep="\\n")
 """
 
 
@@ -108,6 +110,32 @@ def test_a_quota_limits_the_emulator_threads_unless_the_user_has_chosen(tmp_path
         "-c", QUOTA, JAX_COMPILATION_CACHE_DIR=str(tmp_path), JAXRL_ATARI_THREADS="4"
     ).stdout.splitlines()
     assert (line in lines, lines[-1]) == (False, "4")
+
+
+MALLOC = """
+import ctypes
+from jaxrl_atari.hardware.tuning import tune_process
+set_parameters = []
+class Library:
+    gnu_get_libc_version = None
+    def mallopt(self, number, value):
+        set_parameters.append(number)
+ctypes.CDLL = lambda name: Library()
+tune_process()
+print(sorted(set_parameters))
+"""
+
+
+@pytest.mark.parametrize(
+    ("tunables", "numbers"),
+    [
+        ("glibc.malloc.hugetlb=1", "[-8, -3, -2, -1]"),
+        ("glibc.malloc.arena_max=4:glibc.malloc.top_pad=1", "[-3, -1]"),
+    ],
+)
+def test_parameters_of_malloc_that_the_user_sets_stay(tunables, numbers, tmp_path):
+    lines = python("-c", MALLOC, JAX_COMPILATION_CACHE_DIR=str(tmp_path), GLIBC_TUNABLES=tunables).stdout
+    assert lines.splitlines()[-1] == numbers
 
 
 # --- Environment variables ---------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from jaxrl_atari import ConfigError, UserError, run_training
 from jaxrl_atari import session as session_module
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
 from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.envs import THREADS, threads_variable
 from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.imports import IMPORTS, import_named
@@ -457,6 +458,18 @@ def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate
     assert at_a_time == parallel
     shown = [{name: slot.variables[name] for name in slot.variables if "THREADS" not in name} for slot in slots]
     assert shown == environments
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [(None, 4), ("5", 5)])
+def test_sessions_side_by_side_share_the_emulator_threads_unless_the_user_has_chosen(chosen, threads, monkeypatch):
+    monkeypatch.setattr("jaxrl_atari.trials.slots.emulator_cores", lambda: 8)
+    monkeypatch.delenv(THREADS, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(THREADS, chosen)
+    config = dataclasses.replace(TINY, devices=DevicesConfig(gpu=False), trial=TrialConfig(parallel=2))
+    for name, value in plan_slots(config, 2).slots[0].variables.items():
+        monkeypatch.setenv(name, value)
+    assert threads_variable() == threads
 
 
 @pytest.mark.parametrize(

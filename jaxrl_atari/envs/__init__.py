@@ -31,6 +31,7 @@ from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import UserError, require
 
 __all__ = [
+    "DEFAULT_THREADS",
     "THREADS",
     "EnvPool",
     "EnvStep",
@@ -41,17 +42,27 @@ __all__ = [
     "env_seeds",
     "make_pool",
     "threads_variable",
+    "user_threads",
 ]
 
 THREADS = "JAXRL_ATARI_THREADS"
-"""Environment variable: number of emulator threads of each pool, for a process that shares the cores."""
+"""Environment variable of the user: number of emulator threads of each pool."""
 
-OLDEST_ALE_PY = (0, 12)
+DEFAULT_THREADS = "JAXRL_ATARI_DEFAULT_THREADS"
+"""Environment variable of this package: the same without `THREADS`, in a process that has a part of the cores."""
+
+OLDEST_ALE_PY = (0, 12, 1)
+
+
+def user_threads() -> int | None:
+    """The value of the variable `THREADS`; None if it is not set. Raises `ConfigError` if it is unusable."""
+    return whole_number_variable(THREADS, Limits(0, 4_096))  # as `env.num_threads`
 
 
 def threads_variable() -> int | None:
-    """The value of the variable `THREADS`; None if it is not set. Raises `ConfigError` if it is unusable."""
-    return whole_number_variable(THREADS, Limits(0, 4_096))  # as `env.num_threads`
+    """The value of `THREADS`, else of `DEFAULT_THREADS`; None if neither is set. Raises as `user_threads`."""
+    chosen = user_threads()
+    return whole_number_variable(DEFAULT_THREADS, Limits(0, 4_096)) if chosen is None else chosen
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -90,7 +101,7 @@ def require_ale_py() -> None:
         UserError: ale-py is too old.
     """
     found = version("ale-py")
-    numbers = [int(number) for number in re.findall(r"\d+", found)[:2]]
+    numbers = [int(number) for number in re.findall(r"\d+", found)[:3]]
     if numbers < [*OLDEST_ALE_PY]:
         oldest = ".".join(map(str, OLDEST_ALE_PY))
         raise UserError(f"ale-py {found} is too old: {oldest} or a later one is needed; pip install -U ale-py")
@@ -122,8 +133,8 @@ def make_pool(
         rules: rules of the protocol. The pool ignores `life_loss_terminal` and `clip_rewards`, which concern
             learning.
         first_env: number of the pool's first environment among all environments of the session.
-        num_threads: number of emulator threads. 0 means the value of the variable `THREADS` or, if it is not set,
-            one thread per core. `gymnasium` has no threads.
+        num_threads: number of emulator threads. 0 means `threads_variable()` or, without one, one thread per core.
+            `gymnasium` has no threads.
         anchor_steps, first_step: see `record.GameRecord`. If `anchor_steps` is 0, there is no record. Only `ale`
             has one: envpool takes seeds only when a pool is made, and a Gymnasium environment may depend on more
             than its seed and actions.
@@ -133,7 +144,7 @@ def make_pool(
     Raises:
         UserError: envpool is not installed, ale-py is too old, the game's ROM cannot be read, or a Gymnasium
             environment cannot be used.
-        ConfigError: the value of `THREADS` is unusable.
+        ConfigError: as `threads_variable`.
     """
     require_ale_py()
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]

@@ -16,18 +16,18 @@ from typing import Any
 
 import jax
 
-from jaxrl_atari.envs import THREADS, threads_variable
+from jaxrl_atari.envs import DEFAULT_THREADS, threads_variable
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.output import counted
 
 MALLOC = {
-    -3: 32 << 20,  # M_MMAP_THRESHOLD
-    -1: (1 << 31) - 1,  # M_TRIM_THRESHOLD
-    -2: 64 << 20,  # M_TOP_PAD
-    -8: 1,  # M_ARENA_MAX
+    "mmap_threshold": (-3, 32 << 20),
+    "trim_threshold": (-1, (1 << 31) - 1),
+    "top_pad": (-2, 64 << 20),
+    "arena_max": (-8, 1),
 }
-"""Parameters of glibc's `mallopt`, by their numbers in <malloc.h>, and their values."""
+"""Parameters of glibc's malloc: name in `GLIBC_TUNABLES` -> number for `mallopt`, from <malloc.h>, and value."""
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """The bytes with which data in zstd begin (RFC 8878)."""
@@ -60,7 +60,7 @@ def _limit_emulator_threads() -> list[str]:
     cores = cpu.emulator_cores()
     if threads_variable() is not None or cores == cpu.usable_cores():
         return []
-    os.environ[THREADS] = str(cores)
+    os.environ[DEFAULT_THREADS] = str(cores)
     cpus = counted(cpu.cpu_quota(), "CPU")
     return [f"a quota limits this process to {cpus}, so each pool has {counted(cores, 'emulator thread')}"]
 
@@ -72,12 +72,17 @@ def _keep_freed_memory() -> None:
     lowers the peak by a third. By default, glibc returns large scratch buffers to the system at each step, and
     page faults bring them back; the thresholds keep them in the process. Blocks of 32 MiB and more are allocated
     once per update and still returned: if they were kept, the next rollout would not fit into the gaps.
+
+    A parameter that `GLIBC_TUNABLES` names stays as it is, and all of them do with a variable such as
+    `MALLOC_ARENA_MAX`.
     """
     chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
     library = ctypes.CDLL(None)
     if not chosen and hasattr(library, "gnu_get_libc_version"):
-        for parameter, value in MALLOC.items():
-            library.mallopt(parameter, value)
+        for name, (number, value) in MALLOC.items():
+            if f"glibc.malloc.{name}=" not in tunables:
+                library.mallopt(number, value)
 
 
 def _cache_compiled_programs() -> list[str]:
@@ -85,14 +90,17 @@ def _cache_compiled_programs() -> list[str]:
 
     Programs depend on the number of XLA's threads, which JAX's cache key leaves out, so each number has a folder.
     """
+    if not jax_config.jax_enable_compilation_cache:
+        return ["compiled programs are not kept: JAX_ENABLE_COMPILATION_CACHE is false"]
     folder = jax_config.jax_compilation_cache_dir  # JAX_COMPILATION_CACHE_DIR
     lines = []
     try:
         if folder is None:
             caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-            folder = f"{caches}/jaxrl_atari/xla/threads_{cpu.xla_threads()}"
+            folder = f"{caches}/jaxrl_atari/xla"
         if not folder:
             return ["compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"]
+        folder = f"{folder}/threads_{cpu.xla_threads()}"
         if "://" not in folder:  # a bucket is left to JAX
             Path(folder).mkdir(parents=True, exist_ok=True)
             lines = _remove_damaged_programs(Path(folder))

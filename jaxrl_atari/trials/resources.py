@@ -9,6 +9,7 @@ from typing import Annotated, NamedTuple
 
 from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.envs import user_threads
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
@@ -41,10 +42,12 @@ class MachineShare(NamedTuple):
 
         Without a GPU, `devices.gpu` is false. With a part of one, such as 0.25, `devices.memory_fraction` leaves
         room for as many processes on the GPU, here 4; see `memory_fraction`. Each group of environments has as
-        many emulator threads as the share has cores, unless `env.num_threads` is chosen.
+        many emulator threads as the share has cores, unless the user has chosen `env.num_threads` or, on this
+        machine, the variable `envs.THREADS`.
 
         Raises:
-            ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
+            ConfigError: the share of the memory is too small, devices.memory_fraction exceeds it, or the variable
+                has an unusable value.
         """
         if self.gpu:
             sharing = int(1 / min(self.gpu, 1))  # tasks on a GPU
@@ -53,7 +56,9 @@ class MachineShare(NamedTuple):
             devices = replace(config.devices, memory_fraction=fraction)
         else:
             devices = replace(config.devices, gpu=False)
-        threads = 0 if config.env.backend == "gymnasium" else config.env.num_threads or self.cpu
+        threads = config.env.num_threads or user_threads() or self.cpu
+        if config.env.backend == "gymnasium":  # it has no threads
+            threads = 0
         env = replace(config.env, num_threads=threads)
         return replace(config, devices=devices, env=env)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.envs import THREADS
+from jaxrl_atari.envs import DEFAULT_THREADS
 from jaxrl_atari.hardware.choice import GpuBlocks, divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
@@ -51,7 +51,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     sharing = math.ceil(parallel / len(blocks))
     slots = [_slot(config.devices, block, division, sharing) for block in blocks]
     if parallel > 1:
-        threads = {THREADS: str(max(1, emulator_cores() // parallel))}
+        threads = {DEFAULT_THREADS: str(max(1, emulator_cores() // parallel))}
         slots = [slot._replace(variables={**slot.variables, **threads}) for slot in slots]
     return SlotPlan(slots, parallel)
 
