@@ -300,8 +300,8 @@ class DevicesConfig:
     """Devices of the learner, the actor and the evaluator."""
 
     gpu: GpuWord = "auto"
-    """`auto`: a GPU if JAX has one, else the CPU; `true`: a GPU, or an error; `false`: the CPU; `0`, `1`, ...:
-    exactly that GPU."""
+    """`auto`: an NVIDIA GPU if JAX has one, else the CPU; `true`: a GPU, or an error; `false`: the CPU; `0`, `1`,
+    ...: exactly that GPU."""
     data_parallel: Annotated[int | Literal["all"], one_word("N|all"), Limits(1, 4_096)] = 1
     """Devices that learn together in one session, each with a share of the environments and minibatches."""
     actor: GpuOrLearner = "learner"
@@ -316,7 +316,7 @@ class DevicesConfig:
     distributed: bool = False
     """Several processes learn together in one session, on one host or more. Start the same command in each."""
     coordinator: str | None = None
-    """HOST:PORT of process 0. None: from the cluster's environment (SLURM, Open MPI, Kubernetes, TPU pods)."""
+    """HOST:PORT of process 0. None: from the cluster's environment (SLURM, Open MPI, Kubernetes)."""
     num_processes: Annotated[int | None, Limits(1, 65_536)] = None
     """Number of processes. None: from the cluster's environment."""
     process_index: Annotated[int | None, Limits(0, 65_535)] = None

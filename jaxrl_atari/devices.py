@@ -28,9 +28,14 @@ class Placement(NamedTuple):
     why_learner: str  # why the learner has these devices
 
     @property
+    def local_learner(self) -> tuple[jax.Device, ...]:
+        """The learner's devices in this process."""
+        return tuple(device for device in self.learner if device.process_index == jax.process_index())
+
+    @property
     def home(self) -> jax.Device:
         """The learner's first device in this process."""
-        return next(d for d in self.learner if d.process_index == jax.process_index())
+        return self.local_learner[0]
 
     @property
     def device_classes(self) -> tuple[DeviceClass, DeviceClass]:

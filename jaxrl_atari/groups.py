@@ -79,11 +79,10 @@ def make_groups(
             check=config.devices.check,
         )
 
-    local = [device for device in placement.learner if device.process_index == placement.home.process_index]
     with ExitStack() as pools:
         groups = [
             [make(learner, actor, number, pools) for number in range(per_device)]
-            for learner, actor in zip(local, placement.actors, strict=True)
+            for learner, actor in zip(placement.local_learner, placement.actors, strict=True)
         ]
         pools.pop_all()  # none is closed
     return groups

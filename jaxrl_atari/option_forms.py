@@ -1,8 +1,10 @@
 """Types of options, and the forms of their values on a command line: words, numbers, JSON."""
 
 import json
+import os
 import re
 import types
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -38,11 +40,11 @@ def one_word(metavar: str) -> PrimitiveConstructorSpec:
     )
 
 
-NUMBERS = ConstructorRegistry()
-"""How tyro reads the options that are numbers."""
+FORMS = ConstructorRegistry()
+"""How tyro reads the options that are numbers or paths."""
 
 
-@NUMBERS.primitive_rule
+@FORMS.primitive_rule
 def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """Reads an int or a float, or one of these, None and fixed words. `check_fields` refuses other text."""
     kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
@@ -65,6 +67,20 @@ def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
         metavar="|".join(sorted(metavars, key=lambda name: not name.startswith("{"))),
         instance_from_str=lambda texts: read(texts[0]),
         is_instance=lambda value: True,
+        str_from_instance=lambda value: [str(value)],
+    )
+
+
+@FORMS.primitive_rule
+def _path_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """Reads a path. `~` is the home directory, also where a shell leaves it alone, as in `--output=~/graphs`."""
+    if info.type is not Path:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="PATH",
+        instance_from_str=lambda words: Path(os.path.expanduser(words[0])),
+        is_instance=lambda value: isinstance(value, Path),
         str_from_instance=lambda value: [str(value)],
     )
 

@@ -335,7 +335,7 @@ def open_session(
             open_logs(
                 config, session_dir, progress, outputs, starts_anew=starts_anew, was_evaluating=was_evaluating
             )
-        machine = exits.enter_context(monitor([*placement.learner, *placement.actors]))
+        machine = exits.enter_context(monitor([*placement.local_learner, *placement.actors]))
         log = make_log(config, outputs, progress, restored, arrays["train_state"], games, machine)
         if evaluator is not None and was_evaluating:
             evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)

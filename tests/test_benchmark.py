@@ -97,6 +97,11 @@ def test_rates(clock, monkeypatch):
 
     def wait():
         clock.now += 2
+        return {}
+
+    def wait_for_half():
+        clock.now += 1
+        return {"skipped_steps": 1.5}
 
     learner.update, learner.acting_params = lambda *_: wait, list
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
@@ -112,6 +117,27 @@ def test_rates(clock, monkeypatch):
     assert math.isnan(found["gpu_busy_percent"])
     assert measure.measure_acting(training, 2.5) == {"acting_sps": 3 * 30 / 3}
     assert measure.measure_updates(training, 3.0) == {"update_samples_per_second": 2 * (4 * 8 * 3) / 4}
+    learner.update = lambda *_: wait_for_half  # of 3 gradient steps, `target_kl` leaves out half
+    assert measure.measure_updates(training, 3.0) == {"update_samples_per_second": 3 * (4 * 8 * 1.5) / 3}
+
+
+@pytest.mark.parametrize("anneal", [False, True])
+def test_updates_are_measured_without_a_learning_rate(anneal, monkeypatch):
+    """They would train the session that the other parts measure."""
+    rates = []
+
+    def update(rollouts, options, key):
+        rates.append(options.learning_rate)
+        return dict
+
+    learner = SimpleNamespace(update=update, acting_params=list, state=0)
+    config = Config(ppo=PPOConfig(anneal_learning_rate=anneal))
+    session = SimpleNamespace(
+        learner=learner, config=config, games=SimpleNamespace(groups=[]), keys=lambda _: (0, 0)
+    )
+    monkeypatch.setattr(measure, "collect", lambda *_: Collected([], 30, [], 0.0, 0.0))
+    measure.measure_updates(measure.Training(session, iter(())), 1e-9)
+    assert rates == [0.0]
 
 
 def test_sides_take_turns_and_ratios_are_of_neighbours(capsys):

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from user_commands import ROOT, run_here, skip_without_extra
 
-from jaxrl_atari import cli, output, train
+from jaxrl_atari import cli, output, plots, train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
@@ -256,6 +256,11 @@ REFUSALS = [
     ),
     (
         "train",
+        "--config qbert.yaml",
+        "error: --config qbert.yaml: no such file; did you mean qbert? expected a Python file",
+    ),
+    (
+        "train",
         "--config quickstrat",
         "--config quickstrat: no such file; did you mean quickstart? ",
         "qbert, quickstart",
@@ -363,11 +368,20 @@ def test_a_config_is_found_by_its_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no configs/
     assert load_config(Path("quickstart")) == load_config(ROOT / "configs" / "quickstart.py")
     assert load_config(Path("configs/qbert.py")).name == "qbert"
+    assert load_config(Path("qbert.py")).name == "qbert"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "qbert.py").write_text(
         "from jaxrl_atari import Config\nget_config = lambda: Config(seed=7)"
     )
     assert load_config(Path("qbert")).seed == 7  # the user's own comes first
+
+
+def test_a_tilde_in_a_path_is_the_home_directory(tmp_path, monkeypatch):
+    """bash leaves it alone in `--output=~/graphs`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = cli.options.parse(plots.Options, ["~/run", "~/other", "--output=~/graphs"], "plots")
+    paths = (options.run_dir, *options.others, options.output)
+    assert paths == (tmp_path / "run", tmp_path / "other", tmp_path / "graphs")
 
 
 def test_the_command_that_was_meant_is_named():
@@ -526,11 +540,18 @@ def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
     assert any("lambda" in name for name in programs[0])
 
 
+def test_programs_in_a_folder_of_the_user_depend_on_the_number_of_threads_too(tmp_path):
+    for threads in (2, 3):
+        output = configured(JAX_COMPILATION_CACHE_DIR=tmp_path, NPROC=threads)
+        assert output == f"compiled programs are kept in {tmp_path}/threads_{threads}\n"
+
+
 @pytest.mark.parametrize(
     ("variables", "line"),
     [
         ({"JAXRL_ATARI_NO_TUNING": "1"}, "JAXRL_ATARI_NO_TUNING"),
         ({"JAX_COMPILATION_CACHE_DIR": ""}, "JAX_COMPILATION_CACHE_DIR"),
+        ({"JAX_ENABLE_COMPILATION_CACHE": "false"}, "JAX_ENABLE_COMPILATION_CACHE"),
         ({"XDG_CACHE_HOME": "/dev/null"}, "/dev/null/jaxrl_atari/xla/threads_"),
     ],
 )

@@ -1,6 +1,7 @@
 """Atomic writes, locks, unused names, and the git revision of a run."""
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import os
@@ -89,6 +90,30 @@ def test_a_file_system_without_fsync_is_written_to(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", fsync)
     write_file(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "new"
+
+
+def test_a_lock_that_cannot_be_taken_is_an_error_unless_the_file_system_has_none(tmp_path, monkeypatch):
+    def fail(number):
+        def flock(descriptor, operation):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(fcntl, "flock", flock)
+
+    fail(errno.ENOLCK)
+    with only_writer(tmp_path):
+        pass
+    fail(errno.EBADF)  # NFS, for a file that was opened for reading
+    with (
+        pytest.raises(UserError, match=r"\.lock: cannot be locked \(Bad file descriptor\)"),
+        only_writer(tmp_path),
+    ):
+        pass
+
+
+def test_who_may_write_to_a_directory_may_lock_it(tmp_path):
+    tmp_path.chmod(0o770)
+    with only_writer(tmp_path):
+        assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o660
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

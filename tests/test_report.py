@@ -368,7 +368,7 @@ def test_an_error_of_the_package_is_not_blamed_on_the_files(tmp_path, monkeypatc
 
 
 def test_the_command_writes_a_page_for_each_directory(tmp_path, capsys):
-    run_dir = make_run(tmp_path / "run")
+    run_dir = make_run(tmp_path / "a run")
     with pytest.raises(UserError, match="nowhere: not a run directory"):
         main([str(run_dir), str(tmp_path / "nowhere")])
     assert capsys.readouterr().out.splitlines() == [str(run_dir / "report.html")]
@@ -377,7 +377,7 @@ def test_the_command_writes_a_page_for_each_directory(tmp_path, capsys):
     assert output.err == ""  # no traceback: it is no bug
     (line,) = output.out.splitlines()
     assert line.startswith(f"no report: {session_dir}: not a run directory")
-    assert line.endswith(f"; python -m jaxrl_atari.report {session_dir} tries again")
+    assert line.endswith(f"; python -m jaxrl_atari.report '{session_dir}' tries again")
 
 
 @pytest.mark.long

@@ -51,6 +51,16 @@ def test_a_signal_that_the_parent_ignores_stays_ignored():
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_handler_that_python_has_not_set_stays(monkeypatch):
+    """A program that embeds Python may have one. Python shows it as None, and cannot set it again."""
+    found = signal.getsignal
+    before = found(signal.SIGUSR2)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR2 else found(number))
+    with StopRequest():
+        assert found(signal.SIGUSR2) == before
+        assert found(signal.SIGUSR1) != before
+
+
 COMPILING = """
 import hashlib, time
 from jaxrl_atari import cli

@@ -137,18 +137,21 @@ def measure_acting(training: Training, seconds: float) -> dict[str, float]:
 
 
 def measure_updates(training: Training, seconds: float) -> dict[str, float]:
-    """Samples per second of updates on one rollout. An update has T x B x epochs samples."""
+    """Samples per second of updates on one rollout. An update has T x B x epochs samples.
+
+    Gradient steps that `ppo.target_kl` leaves out do not count.
+    """
     training.wait()
     learner = training.session.learner
     config = training.session.config
     rollouts = training.collect().rollouts
     key = training.session.keys(0)[1]
-    # If the learning rate is annealed, it is 0 at the end of the budget, and these updates change no parameter.
-    options = current_options(config, config.total_env_steps)
+    # Without a learning rate, these updates change no parameter of the session that the other parts measure.
+    options = dataclasses.replace(current_options(config, 0), learning_rate=np.float32(0.0))
 
-    def learn() -> int:
-        learner.update(rollouts, options, key)()
-        return config.rollout_size * config.ppo.epochs
+    def learn() -> float:
+        skipped_steps = learner.update(rollouts, options, key)().get("skipped_steps", 0.0)
+        return config.rollout_size * config.ppo.epochs - skipped_steps * config.ppo.minibatch_size
 
     return {"update_samples_per_second": per_second(learn, seconds)}
 

@@ -49,7 +49,7 @@ def run_config_file(path: Path) -> ConfigFile:
     The file can import modules that lie beside it, as with `python FILE`.
 
     Args:
-        path: a file, or the name of one in configs/, such as `qbert`.
+        path: a file, or the name of one in configs/, such as `qbert` or `qbert.py`.
 
     Raises:
         UserError: the file does not exist or raises an error.
@@ -57,7 +57,7 @@ def run_config_file(path: Path) -> ConfigFile:
     folders = config_folders()
     places = [path, *(folder.parent / path for folder in folders)]  # configs/qbert.py, wherever configs/ is
     if path.name == str(path):
-        places += [folder / f"{path.stem}.py" for folder in folders]
+        places += [folder / f"{path.name.removesuffix('.py')}.py" for folder in folders]
     found = next(filter(Path.is_file, places), None)
     if found is None:
         names = config_names()

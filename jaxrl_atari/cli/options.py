@@ -18,7 +18,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.errors import UserError, did_you_mean, require
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
-from jaxrl_atari.option_forms import NUMBERS
+from jaxrl_atari.option_forms import FORMS
 from jaxrl_atari.output import say_changes
 
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
@@ -48,8 +48,7 @@ class FromDirectory(FromConfig):
     @property
     def directory(self) -> Path | None:
         """The directory to train in; None: a new one."""
-        path = self.resume or self.run_dir
-        return path and path.expanduser()
+        return self.resume or self.run_dir
 
 
 # --- Where the defaults come from --------------------------------------------------------------------------------
@@ -146,7 +145,7 @@ def parse(
             args=_in_tyros_form(words, options),
             default=default,
             prog=f"python -m jaxrl_atari.{command}",
-            registry=NUMBERS,
+            registry=FORMS,
             return_unknown_args=True,
         )
     if unknown:
@@ -230,7 +229,7 @@ def parse_command(
     later = {name: deferred(function) for name, function in commands.items()}
     with one_line_errors():
         chosen: Any = tyro.extras.subcommand_cli_from_dict(
-            later, prog=f"python -m jaxrl_atari.{command}", args=words, registry=NUMBERS
+            later, prog=f"python -m jaxrl_atari.{command}", args=words, registry=FORMS
         )
     return chosen
 

@@ -66,7 +66,7 @@ class StopRequest:
     raises KeyboardInterrupt at once. Ctrl-C (SIGINT) after an earlier signal raises KeyboardInterrupt too. The
     other signals may come any number of times, because clusters and parent processes send them to every process of
     a job. Signals that the parent process ignores stay ignored: SIGHUP under `nohup`, SIGINT in the background of
-    a script (`&`).
+    a script (`&`). Handlers that Python has not set, such as those of a program that embeds it, stay.
 
     Args:
         label: precedes the line, such as `session 0`.
@@ -85,13 +85,15 @@ class StopRequest:
         self._answer = answer
         self.requested = False  # whether a signal has asked for a stop
         self.training = False  # whether there is something to save: `train_job` sets it after the first update
-        self._before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        self._before: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python handles no signals
             for number in SIGNALS:
-                if signal.getsignal(number) != signal.SIG_IGN:
-                    self._before[number] = signal.signal(number, self._handle)
+                handler = signal.getsignal(number)
+                if handler is not None and handler != signal.SIG_IGN:
+                    self._before[number] = handler
+                    signal.signal(number, self._handle)
         return self
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ DeviceClass = Literal["gpu", "old gpu", "amx cpu", "bfloat16 cpu", "cpu", "other
 | "amx cpu" | a CPU with AVX512-BF16 and AMX |
 | "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
 | "cpu" | any other CPU |
-| "other" | devices of another JAX platform, such as TPUs |
+| "other" | devices of another JAX platform, such as TPUs; no session runs there |
 """
 
 

@@ -68,7 +68,7 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     of NVML stops training. Without a GPU no thread is started.
 
     Args:
-        devices: the JAX devices in use, whose back end has started.
+        devices: the JAX devices in use, of this process, whose back end has started.
     """
     provider = gpu_provider()
     used = {provider.index(device) for device in devices if device.platform == "gpu"}

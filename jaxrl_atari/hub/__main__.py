@@ -35,6 +35,7 @@ from jaxrl_atari.hub.files import Checkpoint, packed_files, repository_files
 from jaxrl_atari.imports import ImportNames, import_named
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.layout import command_line
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
 """A repository without such a file holds no run."""
@@ -186,7 +187,7 @@ def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) ->
             path = Path(api.snapshot_download(repo_id, local_dir=Path(folder, "run")))
             shutil.rmtree(path / ".cache", ignore_errors=True)  # notes of huggingface_hub
             path.rename(directory)
-    say(f"pulled: {directory}\nnext: python -m jaxrl_atari.evaluate {directory}")
+    say(f"pulled: {directory}\nnext: {command_line('evaluate', directory)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

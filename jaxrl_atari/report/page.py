@@ -46,6 +46,7 @@ from jaxrl_atari.runs.layout import (
     REPORT_FILE,
     RESULTS_FILE,
     SEARCH_FILE,
+    command_line,
     game_file,
     is_run,
     is_search,
@@ -103,7 +104,7 @@ def try_report(directory: Path) -> None:
         say(str(write_report(directory)))
     except Exception as error:
         say_traceback(error)
-        say(f"no report: {reason(error)}; python -m jaxrl_atari.report {directory} tries again")
+        say(f"no report: {reason(error)}; {command_line('report', directory)} tries again")
 
 
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,6 +88,7 @@ class Checkpoints:
 
         Raises:
             DamagedCheckpoint: the score of a checkpoint cannot be read, so it may be the best.
+            UserError: a checkpoint has another format version.
         """
         scores = {env_steps: self.read_meta(env_steps)["score"] for env_steps in self.env_steps()}
 

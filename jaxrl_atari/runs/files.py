@@ -14,6 +14,9 @@ from typing import Any
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.layout import LOCK_FILE
 
+NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
+"""Errors of `flock` on a file system without locks."""
+
 
 def write_file(path: Path, content: str | bytes) -> None:
     """Writes a file atomically: after a crash it holds the old content or the new content, never a part of either.
@@ -138,10 +141,11 @@ def unused(path: Path) -> Path:
 def only_writer(directory: Path) -> Iterator[None]:
     """Locks a directory until the block ends or the process dies, by its file `.lock`, which stays.
 
-    The lock holds on other machines too, over NFS. On a file system without locks, this does nothing.
+    The lock holds on other machines too, over NFS. On a file system without locks, this does nothing. Whoever may
+    write to the directory may also write to the file, because NFS locks no file that was opened for reading.
 
     Raises:
-        UserError: another process holds the lock.
+        UserError: another process holds the lock, or the directory cannot be written to or locked.
     """
     lock = directory / LOCK_FILE
     try:
@@ -155,16 +159,20 @@ def only_writer(directory: Path) -> Iterator[None]:
         hint = "copy it to a folder that can be written to"
         raise UserError(f"{directory}: cannot be written to ({error.strerror}); {hint}") from error
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise UserError(
-            f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C, SIGTERM) and"
-            " then use --resume"
-        ) from None
-    except OSError:  # a file system without locks
-        pass
-    try:
+        with contextlib.suppress(OSError):  # another user's file, or a file system without modes
+            os.fchmod(descriptor, directory.stat().st_mode & 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(
+                f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C, SIGTERM)"
+                " and then use --resume"
+            ) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise UserError(
+                    f"{lock}: cannot be locked ({error.strerror}); remove it if no process is training there"
+                ) from error
         yield
     finally:
         os.close(descriptor)

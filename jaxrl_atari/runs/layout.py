@@ -170,6 +170,11 @@ def has_session(directory: Path) -> bool:
     return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
 
 
+def command_line(command: str, *words: str | Path) -> str:
+    """A command line for the user to paste into a shell: `python -m jaxrl_atari.report DIR`."""
+    return shlex.join(["python", "-m", f"jaxrl_atari.{command}", *map(str, words)])
+
+
 def resume_command(command: str, directory: Path) -> str:
     """The command line that continues what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
-    return f"python -m jaxrl_atari.{command} --resume {shlex.quote(str(directory))}"
+    return command_line(command, "--resume", directory)
