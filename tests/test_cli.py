@@ -542,8 +542,10 @@ def test_the_default_cache_folder_keeps_compiled_programs(tmp_path):
 
 def test_programs_in_a_folder_of_the_user_depend_on_the_number_of_threads_too(tmp_path):
     for threads in (2, 3):
+        folder = tmp_path / f"threads_{threads}"
         output = configured(JAX_COMPILATION_CACHE_DIR=tmp_path, NPROC=threads)
-        assert output == f"compiled programs are kept in {tmp_path}/threads_{threads}\n"
+        assert output == f"compiled programs are kept in {folder}\n"
+        assert configured(JAX_COMPILATION_CACHE_DIR=folder, NPROC=threads) == output, "the folder of that line"
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,8 @@ def _cache_compiled_programs() -> list[str]:
             folder = f"{caches}/jaxrl_atari/xla"
         if not folder:
             return ["compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"]
-        folder = f"{folder}/threads_{cpu.xla_threads()}"
+        name = f"threads_{cpu.xla_threads()}"
+        folder = f"{folder.removesuffix(f'/{name}')}/{name}"  # the variable may name the folder of an earlier line
         if "://" not in folder:  # a bucket is left to JAX
             Path(folder).mkdir(parents=True, exist_ok=True)
             lines = _remove_damaged_programs(Path(folder))
