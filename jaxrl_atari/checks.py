@@ -85,7 +85,7 @@ def whole_number_variable(name: str, limits: Limits) -> int | None:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts in a JSON value, at any depth, with the keys of its objects."""
+    """All strings in a JSON value, at any depth, with the keys of its objects."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
@@ -98,7 +98,7 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def is_json(value: Any) -> bool:
-    """Whether JSON can hold a value: one without tuples and NaN, whose keys are texts."""
+    """Whether JSON can hold a value: one without tuples and NaN, whose keys are strings."""
     try:
         return json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):

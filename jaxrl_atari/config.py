@@ -185,15 +185,15 @@ class EnvConfig:
             is_json(self.options),
             "env.options",
             self.options,
-            expected="values that JSON has: numbers, texts, lists, objects",
+            expected="values that JSON has: numbers, strings, lists, objects",
             hint="register an environment of your own that sets the others",
         )
-        # Gymnasium and its packages import modules that a text names, and the options may come from a stored run.
+        # Gymnasium and its packages import modules that a string names, and a stored run may have such options.
         require(
             not any(":" in text for text in texts_in(self.options)),
             "env.options",
             self.options,
-            expected="texts without a colon, which may name a module",
+            expected="strings without a colon, which may name a module",
             hint="register an environment of your own that sets it",
         )
         if self.atari_game is None:

@@ -71,15 +71,20 @@ def _number_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     )
 
 
+def parse_path(text: str) -> Path:
+    """The path in a text. `~` is the home directory, also where a shell leaves it alone: `--output=~/graphs`."""
+    return Path(os.path.expanduser(text))  # `Path.expanduser` raises an error for an unknown `~user`
+
+
 @FORMS.primitive_rule
 def _path_rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """Reads a path. `~` is the home directory, also where a shell leaves it alone, as in `--output=~/graphs`."""
+    """Reads a path with `parse_path`."""
     if info.type is not Path:
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar="PATH",
-        instance_from_str=lambda words: Path(os.path.expanduser(words[0])),
+        instance_from_str=lambda words: parse_path(words[0]),
         is_instance=lambda value: isinstance(value, Path),
         str_from_instance=lambda value: [str(value)],
     )

@@ -382,6 +382,8 @@ def test_a_tilde_in_a_path_is_the_home_directory(tmp_path, monkeypatch):
     options = cli.options.parse(plots.Options, ["~/run", "~/other", "--output=~/graphs"], "plots")
     paths = (options.run_dir, *options.others, options.output)
     assert paths == (tmp_path / "run", tmp_path / "other", tmp_path / "graphs")
+    unknown = cli.options.read_sources(["--run-dir", "~no such user/run"])
+    assert unknown.run_dir == Path("~no such user/run")  # as in a shell; it was a traceback
 
 
 def test_the_command_that_was_meant_is_named():

@@ -264,7 +264,7 @@ def test_equal_shares_leave_room_for_contexts_and_handles():
             assert n * (share(n, total * GIB) * total + 0.79) <= total
     with pytest.raises(ConfigError, match=r"sessions on a GPU = 20: expected fewer: each takes 0.8 GiB of 16 GiB"):
         share(20, 16 * GIB)
-    with pytest.raises(ConfigError, match=r"each takes 0.8 GiB of the GPU's memory beside"):
+    with pytest.raises(ConfigError, match=r"each takes 0.8 GiB of the GPU's memory in addition"):
         share(91, 0)
 
 

@@ -360,7 +360,7 @@ def env(game="Clock-v0", backend="gymnasium", **options):
         (lambda: env(anchor_steps=2), "env.anchor_steps = 2: expected 0"),
         (lambda: env(options={"a": (1, 2)}), "values that JSON has"),
         (lambda: env(options={"a": float("nan")}), "values that JSON has"),
-        (lambda: env(options={"a": [{"b": "os:system"}]}), "texts without a colon"),
+        (lambda: env(options={"a": [{"b": "os:system"}]}), "strings without a colon"),
         (lambda: env(options="x"), "env.options = 'x'"),
         (lambda: env("../x"), r"env.game = '../x': expected the id of a Gymnasium environment"),
         (lambda: env("ALE/Pong-v5", protocol="classic"), "env.protocol = 'classic': expected v5"),

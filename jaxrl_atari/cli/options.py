@@ -18,7 +18,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.errors import UserError, did_you_mean, require
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
-from jaxrl_atari.option_forms import FORMS
+from jaxrl_atari.option_forms import FORMS, parse_path
 from jaxrl_atari.output import say_changes
 
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
@@ -93,11 +93,11 @@ def read_sources(arguments: Sequence[str] | None) -> Sources:
         arguments: the words of the command line; None for those of this process.
 
     Raises:
-        UserError: `--resume` beside `--config` or `--run-dir`, an option without a value, or a failed import.
+        UserError: `--resume` with `--config` or `--run-dir`, an option without a value, or a failed import.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for spellings in (["--config"], ["--resume"], ["--run-dir", "--run_dir"]):
-        parser.add_argument(*spellings, type=lambda text: Path(text).expanduser())
+        parser.add_argument(*spellings, type=parse_path)
     parser.add_argument("--import", dest="imports", action="append", default=[])
     try:
         found, _ = parser.parse_known_args(arguments)

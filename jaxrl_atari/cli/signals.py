@@ -39,7 +39,7 @@ def keep_interrupts() -> None:
     """From now on, a `KeyboardInterrupt` that Python swallows is raised again, in the main thread.
 
     Python swallows what a callback raises, such as one of the garbage collector or of an import, and calls
-    `sys.unraisablehook`. The command would go on. What the hook raises is swallowed too, so that it sets a timer.
+    `sys.unraisablehook`. The command would go on. What the hook raises is swallowed too, so it sets a timer.
     """
     before = sys.unraisablehook
 

@@ -22,7 +22,7 @@ import ale_py
 import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from jaxrl_atari.envs.games import game_of_id
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, GymnasiumSettings, RawStep
@@ -248,9 +248,9 @@ class GymnasiumPool(EnvPool):
             context = "forkserver"
             multiprocessing.get_context(context).set_forkserver_preload([__name__])
             make = partial(_make_in_worker, os.environ.get(IMPORTS, "[]"), make)
-            envs = AsyncVectorEnv([make] * len(seeds), context=context)
+            envs = AsyncVectorEnv([make] * len(seeds), context=context, autoreset_mode=AutoresetMode.NEXT_STEP)
         else:
-            envs = SyncVectorEnv([make] * len(seeds))
+            envs = SyncVectorEnv([make] * len(seeds), autoreset_mode=AutoresetMode.NEXT_STEP)
         space = envs.single_action_space
         assert isinstance(space, spaces.Discrete)
         self._first_action = int(space.start)

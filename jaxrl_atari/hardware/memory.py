@@ -15,7 +15,7 @@ from jaxrl_atari.hardware.jax_settings import require_not_started
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 BESIDE_THE_POOL = 0.8 * 2**30
-"""Bytes that a process needs beside the memory that JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
+"""Bytes that a process needs in addition to what JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
 
 NO_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|OUT_OF_MEMORY|out of memory|(failed|could not|couldn't) \w* ?create \w+ handle"
@@ -55,7 +55,7 @@ def memory_fraction(
         return None
     fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
     of_memory = f"{total / 2**30:.0f} GiB" if total else "the GPU's memory"
-    expected = f"fewer: each takes 0.8 GiB of {of_memory} beside the memory that JAX reserves"
+    expected = f"fewer: each takes 0.8 GiB of {of_memory} in addition to what JAX reserves"
     require(fraction >= 0.01, "sessions on a GPU", sharing, expected, advice)
     return round(fraction, 4)
 
@@ -76,7 +76,7 @@ def apply_memory_fraction(devices: DevicesConfig) -> None:
 
 
 def do_not_preallocate() -> None:
-    """Makes JAX take GPU memory only as needed, beside a training run. Call it before JAX starts its back end."""
+    """Makes JAX take GPU memory only as needed: a training run may use the GPU. Call it before JAX starts."""
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 

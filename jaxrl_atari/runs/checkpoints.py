@@ -176,7 +176,7 @@ class Checkpoints:
 
         Args:
             target: meta -> `target` of `restore`.
-            extra_items: names of further items to restore beside the arrays, where the checkpoint has them; each
+            extra_items: names of further items to restore with the arrays, where the checkpoint has them; each
                 has the structure of `train_state.params`.
             part: part of the arrays, as in `restore`.
 

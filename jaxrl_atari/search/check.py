@@ -58,7 +58,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
 def _check_values(config: Config, search: SearchConfig) -> None:
     """Checks the values that trials can get: choices, and the ends of ranges. Raises `ConfigError`.
 
-    Each combination has to be a config. Names and minibatch sizes are checked for one value at a time, beside the
+    Each combination has to be a config. Names and minibatch sizes are checked for one value at a time, with the
     first values of the other fields.
     """
     tried: dict[str, Sequence[Any]] = {}  # field -> its choices, or the ends of its range

@@ -246,4 +246,5 @@ def _progress(run_dir: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Searches, or continues a search, and prints the results."""
     run_search(*parse_options(arguments))

@@ -1,7 +1,7 @@
 """Options of a search, with its space, and search.json, which stores them.
 
-The config file of a search defines `get_search()` beside `get_config()`. It returns a `SearchConfig`, whose
-`space` maps dotted names of config fields to Optuna's distributions.
+The config file of a search defines `get_search()` in addition to `get_config()`. `get_search` returns a
+`SearchConfig`, whose `space` maps dotted names of config fields to Optuna's distributions.
 """
 
 import dataclasses

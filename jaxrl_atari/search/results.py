@@ -123,7 +123,7 @@ class ResultsKeeper:
         self._resume = resume_command("search", search_dir)
 
     def update(self, number: int | None = None) -> None:
-        """Saves the results of now, or prints why it cannot. No error stops the trials.
+        """Saves the current results, or prints why it cannot. No error stops the trials.
 
         Args:
             number: a trial whose process has ended. It is read again: a trial that ASHA stops ends in the study

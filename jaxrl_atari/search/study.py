@@ -37,8 +37,8 @@ NO_GAME = "no game ended within the budget"
 def open_study(search_dir: Path, search: SearchConfig, number: int = 0) -> optuna.Study:
     """Opens the study of a search, or creates it. Its sampler is seeded for trial `number`.
 
-    TPE counts trials that are RUNNING as bad ones (`constant_liar`), so that trials side by side differ. It counts
-    those that failed with an error too. A serial search without such failures has none of them.
+    TPE counts trials that are RUNNING as bad ones (`constant_liar`), so that trials side by side differ. Trials
+    that failed with an error also count as bad. A serial search without failures has neither kind.
     """
     # `SeedSequence` separates neighbouring integers, whose samples would be nearly equal.
     seed = int(np.random.SeedSequence([search.seed, number]).generate_state(1)[0])

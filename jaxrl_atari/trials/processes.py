@@ -251,7 +251,8 @@ class _Child:
         self.process = _SessionProcess(
             target=_run, args=arguments, name=f"{_PROCESS_NAME} {job.session}", daemon=True
         )
-        # The new process inherits the block, until it ignores SIGINT. This one answers a SIGINT of now after it.
+        # The new process inherits the block, and lifts it once it ignores SIGINT. If a SIGINT arrives here in the
+        # meantime, this process answers it after the block.
         resource_tracker.ensure_running()  # it would be started below, which unblocks SIGINT
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
