@@ -8,35 +8,12 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
-from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.algorithm import Metrics, Rollout, TrainState
 from jaxrl_atari.errors import ConfigError, require
-from jaxrl_atari.network_interface import Apply, form_of
+from jaxrl_atari.network_interface import form_of
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
 """Metrics of `update` itself, which no algorithm may return under these names."""
-
-
-def checked(algorithm: Algorithm) -> Algorithm:
-    """The same algorithm, whose `prepare` and `loss` check what they return, and return metrics as floats.
-
-    They raise `ConfigError` if a metric is not a single number or has a name of `OWN_METRICS`; if a sample is no
-    array [T, B, ...]; or if `prepare` returns a state of another form.
-    """
-
-    def prepare(
-        state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
-    ) -> tuple[TrainState, Any, Metrics]:
-        prepared, samples, metrics = algorithm.prepare(state, apply, rollout, mean, config, key)
-        check_state(state, prepared)
-        check_samples(samples, rollout)
-        return prepared, samples, as_floats(metrics)
-
-    def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
-        loss, metrics = algorithm.loss(params, apply, batch, config)
-        return loss, as_floats(metrics)
-
-    return algorithm._replace(prepare=prepare, loss=loss)
 
 
 def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
@@ -60,9 +37,13 @@ def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
     return params, extra
 
 
-def check_state(before: TrainState, after: TrainState) -> None:
-    """Raises `ConfigError` if an array of the state has another shape or type, or another place: no checkpoint of
-    `before` could be restored."""
+def check_prepared(before: TrainState, after: TrainState, samples: Any, rollout: Rollout) -> None:
+    """Checks the state and the samples that `prepare` returned.
+
+    Raises:
+        ConfigError: an array of the state has another shape, type or place, so that no checkpoint could be
+            restored; or a leaf of the samples is no array [T, B, ...].
+    """
     old, new = forms(before), forms(after)
     for path in old | new:
         got, expected = new.get(path, "nothing"), old.get(path, "nothing")
@@ -70,21 +51,17 @@ def check_state(before: TrainState, after: TrainState) -> None:
         require(got == expected, field, got, f"{expected}, as in the state before")
     structures = jax.tree.structure(after), jax.tree.structure(before)
     require(structures[0] == structures[1], "state of prepare", structures[0], f"the structure {structures[1]}")
+    steps = rollout.action.shape
+    expected = f"arrays of shape [{steps[0]}, {steps[1]}, ...]"
+    for leaf in jax.tree.leaves(samples):
+        shape = jnp.shape(leaf)
+        require(shape[:2] == steps, "samples of prepare", list(shape), expected)
 
 
 def forms(tree: Any) -> dict[str, str]:
     """The arrays of a tree: path -> form, such as `['mean']` -> `float32[64]`."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path): form_of(x) for path, x in leaves}
-
-
-def check_samples(samples: Any, rollout: Rollout) -> None:
-    """Raises `ConfigError` if a leaf of the samples is no array [T, B, ...]."""
-    steps = rollout.action.shape
-    expected = f"arrays of shape [{steps[0]}, {steps[1]}, ...]"
-    for leaf in jax.tree.leaves(samples):
-        shape = jnp.shape(leaf)
-        require(shape[:2] == steps, "samples of prepare", list(shape), expected)
 
 
 def as_floats(metrics: Metrics) -> Metrics:

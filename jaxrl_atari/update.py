@@ -13,7 +13,13 @@ from jax import lax
 
 from jaxrl_atari import traced_options  # noqa: F401  makes PPOConfig a pytree, which `jit` takes
 from jaxrl_atari.algorithm import ONE_DEVICE, Algorithm, Mean, Metrics, Minibatch, Rollout, Shard, TrainState
-from jaxrl_atari.algorithm_checks import check_first_state, check_names, check_optimizer_state, checked
+from jaxrl_atari.algorithm_checks import (
+    as_floats,
+    check_first_state,
+    check_names,
+    check_optimizer_state,
+    check_prepared,
+)
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.minibatches import draw_minibatches, observe
@@ -77,12 +83,12 @@ def update(
     indices = draw_minibatches(key, rollout, config, shard)
     loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)
     prepare_key = jax.random.fold_in(key, config.epochs + 1)
-    algorithm = checked(algorithm)
     optimizer = algorithm.optimizer(config)
     rollout = with_conventions(rollout, config)
     mean = Mean.over(rollout.weight, shard)
     prepared, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
-    rollout_metrics = mean_over_devices(rollout_metrics, shard)
+    check_prepared(state, prepared, samples, rollout)
+    rollout_metrics = mean_over_devices(as_floats(rollout_metrics), shard)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
@@ -98,7 +104,7 @@ def update(
         )
         value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
         (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, config)
-        gradients, metrics = mean_over_devices((gradients, metrics | {"loss": loss}), shard)
+        gradients, metrics = mean_over_devices((gradients, as_floats(metrics) | {"loss": loss}), shard)
         updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
         params = optax.apply_updates(before.params, updates)
         after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +104,10 @@ def run_training(
         for note in filter(None, notes):
             say(note)
         jobs = _start_or_resume(config, before, directory)
-        failures = _train(config, jobs, writers, stop)
+        failures = Failures()
+        if jobs:
+            train_all = _launcher(config, len(jobs), writers, stop)
+            train_all(jobs, on_end=failures.on_end)
     summary = _summarise_or_raise(config, directory, failures)
     distributed.wait_for_all()
     return TrainingResult(directory, summary)
@@ -229,26 +232,21 @@ def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
     say_changes("changed", changed_fields(before.to_dict(), kept.to_dict()))
 
 
-def _train(config: Config, jobs: Sequence[Job], writers: Sequence[Writer], stop: Stop | None) -> Failures:
-    """Trains the jobs of a trial, one after the other in this process, or in processes of their own.
+def _launcher(config: Config, num_jobs: int, writers: Sequence[Writer], stop: Stop | None) -> Callable[..., None]:
+    """What trains the jobs of a trial: one after the other in this process, or in processes of their own.
 
     In this process, the only session of a trial raises its error as it is. With `devices.distributed` every
     session does: a follower cannot see that the leader's session has failed, and would wait for it.
 
     Returns:
-        The failures of the other sessions.
+        A function of the jobs, and of `on_end`, as a `Launcher` takes it.
     """
-    failures = Failures()
-    if not jobs:
-        return failures
-    plan = plan_slots(config, config.sessions, len(jobs))
+    plan = plan_slots(config, config.sessions, num_jobs)
     if plan.needs_processes:
         train = partial(train_job, writers=writers, close_writers=True, stop=stop)
-        run_processes(jobs, train, failures.on_end, slots=plan.slots, parallel=plan.parallel)
-    else:
-        raises = config.sessions == 1 or config.devices.distributed
-        run_here(jobs, partial(train_job, writers=writers, stop=stop), failures.on_end, raises=raises)
-    return failures
+        return partial(run_processes, train=train, slots=plan.slots, parallel=plan.parallel)
+    raises = config.sessions == 1 or config.devices.distributed
+    return partial(run_here, train=partial(train_job, writers=writers, stop=stop), raises=raises)
 
 
 def _summarise_or_raise(config: Config, run_dir: Path, failures: Failures) -> Mapping[str, Any]:
