@@ -38,7 +38,9 @@ class Rollout(NamedTuple):
     log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
     value: jax.Array  # float32 [T, B]: V_old
     reward: jax.Array  # float32 [T, B]: clipped to [-1, 1], unless env.clip_rewards is false
-    terminated: jax.Array  # bool [T, B]: the game was lost, or a life (env.life_loss_terminal): no value beyond
+    # bool [T, B]: the game was lost, or a life (env.life_loss_terminal), or it was cut off and
+    # ppo.truncation_is_terminal is on: no value beyond
+    terminated: jax.Array
     truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
     weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step (1 with `learn_from_auto_resets`)
     bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see

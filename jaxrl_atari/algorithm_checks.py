@@ -37,13 +37,20 @@ def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
     return params, extra
 
 
-def check_prepared(before: TrainState, after: TrainState, samples: Any, rollout: Rollout) -> None:
-    """Checks the state and the samples that `prepare` returned.
+def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple[TrainState, Any, Metrics]:
+    """What `prepare` returned: the state, the samples, and the metrics as floats.
+
+    Args:
+        before: the state that it was given.
 
     Raises:
-        ConfigError: an array of the state has another shape, type or place, so that no checkpoint could be
-            restored; or a leaf of the samples is no array [T, B, ...].
+        ConfigError: it is no triple; an array of the state has another shape, type or place, so that no checkpoint
+            could be restored; a leaf of the samples is no array [T, B, ...]; or a metric is one that `as_floats`
+            refuses.
     """
+    is_triple = isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[0], TrainState)
+    require(is_triple, "prepare", type(returned).__name__, "a triple: the state, samples and metrics")
+    after, samples, metrics = returned
     old, new = forms(before), forms(after)
     for path in old | new:
         got, expected = new.get(path, "nothing"), old.get(path, "nothing")
@@ -56,6 +63,7 @@ def check_prepared(before: TrainState, after: TrainState, samples: Any, rollout:
     for leaf in jax.tree.leaves(samples):
         shape = jnp.shape(leaf)
         require(shape[:2] == steps, "samples of prepare", list(shape), expected)
+    return after, samples, as_floats(metrics)
 
 
 def forms(tree: Any) -> dict[str, str]:
@@ -68,8 +76,9 @@ def as_floats(metrics: Metrics) -> Metrics:
     """The metrics of one function, whole numbers and truth values as float32.
 
     Raises:
-        ConfigError: one of them is not a single number, or has a name of `OWN_METRICS`.
+        ConfigError: they are no dict, or one of them is not a single number, or has a name of `OWN_METRICS`.
     """
+    require(isinstance(metrics, dict), "metrics", type(metrics).__name__, "a dict: name -> a single number")
     for name, value in metrics.items():
         expected = "a single number, such as batch.mean(x)"
         is_one = jax.tree.structure(value) == jax.tree.structure(0)
@@ -95,8 +104,8 @@ UNFIT = {
         "an optimiser without inject_hyperparams, which keeps the rate of the first update:"
         " optimizer(config) is called in every update, and config.learning_rate is the rate of that update"
     ),
-    (optax.contrib.ScheduleFreeState,): (
-        "an optimiser that trains the parameters with which the policy acts; schedule_free trains others"
+    (optax.contrib.ScheduleFreeState, optax.contrib.SAMState): (
+        "an optimiser that trains the parameters with which the policy acts; schedule_free and sam train others"
     ),
 }
 """Optimisers of optax that would train wrongly without an error: types of their states -> what is expected."""

@@ -101,7 +101,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f"did you mean {close[0]}? " if close else ""
 
 
-def correctable(error: Exception) -> UserError | None:
+def correctable(error: BaseException) -> UserError | None:
     """The error as a `UserError`, if the user can correct it; None for a bug.
 
     A full or read-only disk, an exceeded quota, a missing permission, a name that is too long for the file system

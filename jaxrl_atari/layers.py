@@ -43,6 +43,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.errors import ConfigError
+
 CHUNK = 32
 """Samples of a chunk: activations of a chunk stay in a CPU's caches. In float32, 16 and 64 were no faster."""
 
@@ -170,7 +172,7 @@ def _forward(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: An
 
 def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array]:
     """The gradients for x and kernel, from that for the output, [N, h, w, O]."""
-    x, kernel = saved
+    (x, kernel), g = once_differentiable((saved, g))
     g = g.astype(dtype)
 
     def to_blocks(x: jax.Array) -> jax.Array:
@@ -253,6 +255,20 @@ def _stride_1(x: jax.Array, kernel: jax.Array, pads: str | Pads, dtype: Any) -> 
 def sum_type(dtype: Any) -> Any:
     """The type in which products of `dtype` are added: float32, or a wider type of the arithmetic."""
     return jnp.promote_types(dtype, jnp.float32)
+
+
+@jax.custom_jvp
+def once_differentiable(tree: Any) -> Any:
+    """Arrays from which a gradient is computed: the same arrays, of which JAX can take no further derivative.
+
+    It would be wrong without an error: JAX takes the derivative of a view in integers (`as_words`) for 0.
+    """
+    return tree
+
+
+@once_differentiable.defjvp
+def _no_second_derivative(primals: Any, tangents: Any) -> Any:
+    raise ConfigError("network.conv", "matmul", "plain: gradients for CPUs have no second derivatives")
 
 
 # --- Arranging data ----------------------------------------------------------------------------------------------

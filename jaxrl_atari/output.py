@@ -49,7 +49,7 @@ def say(line: str, stream: TextIO | None = None) -> None:
     write(line + "\n", stream)
 
 
-def say_traceback(error: Exception) -> None:
+def say_traceback(error: BaseException) -> None:
     """Prints the traceback of an error to stderr, if it is a bug: not if the user can correct it."""
     if correctable(error) is None:
         say("".join(traceback.format_exception(error)).rstrip(), sys.stderr)

@@ -86,9 +86,9 @@ def update(
     optimizer = algorithm.optimizer(config)
     rollout = with_conventions(rollout, config)
     mean = Mean.over(rollout.weight, shard)
-    prepared, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
-    check_prepared(state, prepared, samples, rollout)
-    rollout_metrics = mean_over_devices(as_floats(rollout_metrics), shard)
+    returned = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    prepared, samples, rollout_metrics = check_prepared(state, returned, rollout)
+    rollout_metrics = mean_over_devices(rollout_metrics, shard)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 

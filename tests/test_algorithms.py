@@ -418,6 +418,15 @@ def test_an_init_that_returns_something_else(init, message):
         init_train_state(params, CONFIG, PPO._replace(init=init), KEY)
 
 
+def test_a_prepare_and_a_loss_that_return_something_else():
+    with pytest.raises(
+        ConfigError, match="prepare = 'Samples': expected a triple: the state, samples and metrics"
+    ):
+        updated(PPO._replace(prepare=lambda *arguments: ppo_prepare(*arguments)[1]))
+    with pytest.raises(ConfigError, match="metrics = 'list': expected a dict"):
+        updated(PPO._replace(loss=lambda *arguments: (ppo_loss(*arguments)[0], [])))
+
+
 def test_parameters_that_prepare_adds_are_refused():
     def prepare(state, *arguments):
         return ppo_prepare(state.replace(params={**state.params, "new": jnp.zeros(3)}), *arguments)
@@ -627,8 +636,12 @@ def test_an_optimiser_that_needs_more_than_an_update_gives_it_is_an_error(optimi
             lambda rate: optax.contrib.schedule_free(optax.adam(rate), rate),
             "'ScheduleFreeState': expected an optimiser that trains the parameters with which the policy acts",
         ),
+        (
+            lambda rate: optax.contrib.sam(optax.sgd(rate), optax.sgd(0.01)),
+            "'SAMState': expected an optimiser that trains the parameters with which the policy acts",
+        ),
     ],
-    ids=["inject_hyperparams", "schedule_free"],
+    ids=["inject_hyperparams", "schedule_free", "sam"],
 )
 def test_an_optimiser_that_would_train_wrongly_is_an_error(optimizer, message):
     """The last two rows of that table."""

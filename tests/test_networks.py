@@ -277,6 +277,24 @@ def test_the_first_parameters_do_not_depend_on_the_threads_of_blas():
     jax.tree.map(np.testing.assert_array_equal, first_params_with(1), first_params_with(2))
 
 
+@pytest.mark.parametrize("name", ["nature", "impala"])
+def test_a_second_derivative_on_a_cpu_is_refused(name):
+    """It was wrong in bfloat16 without an error. With `network.conv = plain` it is JAX's own."""
+    params = first_params(name)
+
+    def penalty(params, network):
+        def value(params):
+            return network.apply(params, observation(network, random_stacks(2))).value.sum()
+
+        return sum(jnp.sum(gradient**2) for gradient in jax.tree.leaves(jax.grad(value)(params)))
+
+    fast, plain = (make_network(NetworkConfig(name=name, conv=conv), ACTIONS, "cpu") for conv in ("auto", "plain"))
+    message = "network.conv = 'matmul': expected plain: gradients for CPUs have no second derivatives"
+    with pytest.raises(ConfigError, match=message):
+        jax.eval_shape(jax.grad(partial(penalty, network=fast)), params)
+    jax.eval_shape(jax.grad(partial(penalty, network=plain)), params)
+
+
 def test_initialisation():
     """Nature: bit for bit that of flax's layers. Impala: orthogonal, with the same gains."""
     expected = jax.jit(Reference().init)(jax.random.key(1), random_stacks(1))["params"]

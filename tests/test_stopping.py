@@ -7,8 +7,9 @@ import pytest
 
 from jaxrl_atari.cli.signals import SIGNALS, StopRequest
 from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.errors import Stopped
 from jaxrl_atari.trials import sessions
-from jaxrl_atari.trials.launch import Job
+from jaxrl_atari.trials.launch import Job, attempt, run_here
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -109,9 +110,32 @@ def test_a_process_of_several_promises_no_update_before_its_first_one(tmp_path, 
 
     monkeypatch.setattr(sessions, "run_session", run_session)
     config = Config(devices=DevicesConfig(distributed=True))
-    sessions.train_job(Job(config, tmp_path, 0, description={}, position=0))
+    with pytest.raises(Stopped):
+        sessions.train_job(Job(config, tmp_path, 0, description={}, position=0))
     said = capfd.readouterr().out
     assert said.startswith("session 0  stopping: each session that has trained writes a last checkpoint")
+
+
+def test_a_stop_that_comes_when_a_session_has_asked_for_the_last_time_starts_no_other_session(
+    tmp_path, monkeypatch
+):
+    trained = []
+
+    def run_session(config, directory, number, *, on_first_update, **options):
+        trained.append(number)
+        signal.raise_signal(signal.SIGUSR1)
+
+    monkeypatch.setattr(sessions, "run_session", run_session)
+    jobs = [Job(Config(), tmp_path, number, description={}, position=number) for number in range(2)]
+    with pytest.raises(KeyboardInterrupt):
+        run_here(jobs, sessions.train_job, lambda job, failure: None)
+    assert trained == [0]
+
+
+def test_a_user_s_exit_is_a_failure(capfd):
+    failure = attempt(sys.exit)
+    assert failure is not None and not failure.correctable
+    assert "SystemExit" in capfd.readouterr().err
 
 
 CLOSED = """

@@ -64,7 +64,7 @@ from jax import lax
 
 from jaxrl_atari.frames import BLOCKED, STACK
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import UNROLLED, as_words, from_words
+from jaxrl_atari.layers import UNROLLED, as_words, from_words, once_differentiable
 from jaxrl_atari.network_interface import Observation, Outputs
 
 
@@ -212,6 +212,7 @@ def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -
 
 def torso_backward(dtype: Any, loop: bool, saved: Saved, g: jax.Array) -> tuple[Any, Kernels]:
     """The gradients for the input (there is none) and the kernels, from g for the features, float32 [N, 3136]."""
+    saved, g = once_differentiable((saved, g))
     blocks = saved.blocks
     out1, out2, out3 = map(from_words, (jnp.concatenate(saved.out1), saved.out2, saved.out3))
     # g3, g2 and g1 are the gradients for out3, out2 and out1.
@@ -350,7 +351,7 @@ def dense_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, Any]:
 
 def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The gradients for x, `g w'` in the type of x, and for w, `x' g` in float32."""
-    x, w = saved
+    (x, w), g = once_differentiable((saved, g))
     g = g.astype(x.dtype)
     # g w': over the last axis of both. XLA's CPU kernels read a right operand that is transposed as it lies.
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)

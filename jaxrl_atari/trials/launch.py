@@ -141,10 +141,13 @@ class Launcher(Protocol):
 
 
 def attempt(function: Callable[..., object], *arguments: Any, **options: Any) -> Failure | None:
-    """Calls a function and returns its failure, if it raises an error. The traceback of a bug is printed."""
+    """Calls a function and returns its failure, if it raises an error. The traceback of a bug is printed.
+
+    A `sys.exit` in the code of a user is a failure, too: the work has not been done, whatever the status.
+    """
     try:
         function(*arguments, **options)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         say_traceback(error)
         user_error = correctable(error)
         return Failure(reason(user_error or error), correctable=user_error is not None)

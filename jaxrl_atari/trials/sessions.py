@@ -8,6 +8,7 @@ from pathlib import Path
 
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config
+from jaxrl_atari.errors import Stopped
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.description import describe
@@ -124,6 +125,8 @@ def train_job(
             stop_requested=lambda: signals.requested or stop_requested(),
             ends_early=rule.ends_session if rule.is_active else None,
         )
+        if signals.requested:  # after the session had asked for the last time
+            raise Stopped
 
 
 class SessionWriter(Writer):
