@@ -134,7 +134,8 @@ def test_a_stop_that_comes_when_a_session_has_asked_for_the_last_time_starts_no_
 
 def test_a_user_s_exit_is_a_failure(capfd):
     failure = attempt(sys.exit)
-    assert failure is not None and not failure.correctable
+    assert failure is not None
+    assert not failure.correctable
     assert "SystemExit" in capfd.readouterr().err
 
 
