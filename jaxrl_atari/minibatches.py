@@ -71,7 +71,7 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard:
 
     Raises:
         ConfigError: the minibatch size does not divide the rollout; or, with a carry, is not that of whole
-            environments; or minibatches are `uniform` on several devices.
+            environments.
     """
     length, num_envs = rollout.action.shape
     size = config.minibatch_size // shard.count
@@ -79,7 +79,6 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard:
     expected = f"a divisor of the {samples * shard.count} samples of the rollout"
     require(samples % size == 0, "ppo.minibatch_size", config.minibatch_size, expected)
     uniform = config.minibatches == "uniform"
-    require(not uniform or shard.count == 1, "ppo.minibatches", "uniform", "stratified on several devices")
     if not is_recurrent(rollout.carry):
         return minibatch_indices(key, length, num_envs, config.epochs, size, shard, uniform)
     expected = f"a multiple of {length * shard.count}, the steps of one environment on each device"
