@@ -1,6 +1,8 @@
 """Checkpoints with real orbax: what is kept, what is restored, and what damage, kills and full disks leave."""
 
+import asyncio
 import contextlib
+import gc
 import math
 import os
 import shutil
@@ -363,23 +365,42 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_left_with_one_line(session,
             path.chmod(0o755)
 
 
-def test_the_hook_of_failed_saves_is_taken_away_by_the_next_that_succeeds(tmp_path, monkeypatch):
+def test_late_reports_of_failed_saves_are_dropped_until_a_save_succeeds(tmp_path, monkeypatch, caplog):
     reports = []
     monkeypatch.setattr(sys, "unraisablehook", hook := reports.append)
 
-    def late_report():
+    def late_hook():
         sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError("Event loop is closed")))
 
+    def late_log(file):
+        """What asyncio logs of a task whose error nobody has asked for."""
+
+        async def write():
+            raise ValueError(f"Error writing local file {file}")
+
+        async def start():
+            asyncio.create_task(write())  # noqa: RUF006
+            await asyncio.sleep(0)
+
+        caplog.clear()
+        asyncio.run(start())
+        gc.collect()
+        return len(caplog.records)
+
+    one_of_ours, another = "checkpoints/30.orbax-checkpoint-tmp/arrays/13", "a file of the user"
+    assert late_log(one_of_ours) == 1
     with monkeypatch.context() as disk:
         disk.setattr(checkpoints, "write_checkpoint", lambda *_: os.close(-1))
         for _ in range(2):
             with pytest.raises(UserError, match="could not be written"):
                 save(Checkpoints(tmp_path), 10, 1.0)
-    late_report()
+    late_hook()
     sys.unraisablehook(other := SimpleNamespace(exc_value=RuntimeError("another")))
     assert reports == [other]
+    assert [late_log(one_of_ours), late_log(another)] == [0, 1]
     save(Checkpoints(tmp_path), 10, 1.0)
     assert sys.unraisablehook is hook
+    assert late_log(one_of_ours) == 1
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):

@@ -1,6 +1,7 @@
 """Writing the files of a checkpoint, with orbax."""
 
 import contextlib
+import logging
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from jaxrl_atari.runs.arrays import this_process
 
 
 class _WithoutLateReports:
-    """A `sys.unraisablehook` that drops what TensorStore's threads report after a save has failed.
+    """A `sys.unraisablehook` that drops what the threads of orbax report after a save has failed.
 
     If one file cannot be written, because the disk is full for example, orbax closes its event loop while other
     files are still being written. For each of them Python would then print a traceback, "Event loop is closed",
@@ -31,15 +32,28 @@ class _WithoutLateReports:
             self.report(unraisable)
 
 
+def _is_no_late_report(record: logging.LogRecord) -> bool:
+    """A filter for the log of asyncio, which reports the files that failed at the same time as the first.
+
+    Such a report is "Task exception was never retrieved", with a traceback that names a file of a checkpoint.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return not ("never retrieved" in record.getMessage() and ".orbax-checkpoint-tmp" in str(error))
+
+
 @contextlib.contextmanager
 def without_late_reports() -> Iterator[None]:
-    """Installs `_WithoutLateReports` for the block, which saves a checkpoint.
+    """Keeps late reports of a failed save, by orbax's threads and its event loop, from standard error.
 
-    If the block fails, the hook stays until a later save succeeds: the reports may come later than the error.
+    If the block, which saves a checkpoint, fails, this stays so until a later save succeeds: the reports may come
+    later than the error.
     """
     if not isinstance(sys.unraisablehook, _WithoutLateReports):
         sys.unraisablehook = _WithoutLateReports(sys.unraisablehook)
+    asyncio_log = logging.getLogger("asyncio")
+    asyncio_log.addFilter(_is_no_late_report)  # once, however often it is added
     yield
+    asyncio_log.removeFilter(_is_no_late_report)
     if isinstance(sys.unraisablehook, _WithoutLateReports):
         sys.unraisablehook = sys.unraisablehook.report
 
