@@ -52,7 +52,7 @@ def _print_report(config: Config, with_memory: bool) -> list[str]:
     visible = visible_gpus()
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
-    limit_jax(DevicesConfig(data_parallel="all"))
+    limit_jax(DevicesConfig(data_parallel="all", memory_fraction=config.devices.memory_fraction))
     found = start_gpus()
     gpus = local_gpus(found)
 
@@ -68,10 +68,7 @@ def _print_report(config: Config, with_memory: bool) -> list[str]:
 
     _print_choices(found)
     if with_memory and not faults:
-        devices = config.devices
-        if devices.distributed:  # the part of this process
-            devices = dataclasses.replace(devices, distributed=False, data_parallel="all")
-        say(memory_report(config, learner_devices(devices, choose_devices(devices), found)))
+        say(_memory_text(config, found))
 
     problems = [*faults]
     if visible.fault == "plugin":
@@ -121,6 +118,31 @@ def _print_choices(found: Sequence[jax.Device]) -> None:
         except UserError:
             device = "an error"
         say(f"devices.gpu = {str(option).lower():6}{device}")
+
+
+def _memory_text(config: Config, found: Sequence[jax.Device]) -> str:
+    """The memory that training with a config needs on each device that learns.
+
+    The other processes of `devices.distributed` are taken to have as many devices as this one.
+
+    Args:
+        found: the GPUs on which JAX has started.
+
+    Raises:
+        ConfigError: JAX has started without one of the devices, or training cannot be split over so many.
+    """
+    devices = config.devices
+    here = dataclasses.replace(devices, distributed=False, data_parallel="all") if devices.distributed else devices
+    local = learner_devices(here, choose_devices(here), found)
+    learners = len(local)
+    if devices.distributed and devices.data_parallel != "all":
+        learners = devices.data_parallel
+    elif devices.distributed:
+        if devices.num_processes is None:
+            return "memory of a learner device: unknown without devices.num_processes"
+        learners *= devices.num_processes
+    config.check_split(learners)
+    return memory_report(config, local[0], learners)
 
 
 def _multiply(device: jax.Device) -> str:

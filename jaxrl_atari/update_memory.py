@@ -1,7 +1,6 @@
 """The memory that training needs on a device, by XLA's analysis of the compiled update."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -31,19 +30,18 @@ class UpdateMemory(NamedTuple):
     working: int  # gradients and activations
 
 
-def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory:
+def update_memory(config: Config, device: jax.Device, learners: int = 1) -> UpdateMemory:
     """The memory that training needs on each device, by XLA's analysis of the update.
 
-    The update is compiled for the first device, with its share of the environments and of the minibatches.
-
     Args:
-        devices: the learner's devices.
+        device: one of the learner's devices. The update is compiled for it, with its share of the environments and
+            of the minibatches.
+        learners: number of the learner's devices, of all processes.
     """
-    home = devices[0]
-    num_envs = config.env.num_envs // len(devices)
-    minibatch_size = config.ppo.minibatch_size // len(devices)
+    num_envs = config.env.num_envs // learners
+    minibatch_size = config.ppo.minibatch_size // learners
     ppo = replace(resolved_options(config), minibatch_size=minibatch_size)
-    network = make_network(config.network, ACTIONS, device_class(home))
+    network = make_network(config.network, ACTIONS, device_class(device))
     algorithm = find_algorithm(config.algorithm)
     frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
 
@@ -55,7 +53,7 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
 
     program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
     shapes = jax.eval_shape(arguments, new_key(0))
-    with jax.default_device(home):
+    with jax.default_device(device):
         analysis = program.lower(*shapes).compile().memory_analysis()
     assert analysis is not None
     return UpdateMemory(
@@ -65,9 +63,9 @@ def update_memory(config: Config, devices: Sequence[jax.Device]) -> UpdateMemory
     )
 
 
-def memory_report(config: Config, devices: Sequence[jax.Device]) -> str:
+def memory_report(config: Config, device: jax.Device, learners: int = 1) -> str:
     """The text of `update_memory`, with the option that reduces it."""
-    memory = update_memory(config, devices)
+    memory = update_memory(config, device, learners)
     lower = "ppo.minibatch_size" if memory.working > 2 * memory.next_rollout else "env.num_envs"
     return f"""
 memory of a learner device that also acts, by XLA's analysis of the compiled update:

@@ -199,6 +199,7 @@ def test_the_sides_of_a_comparison():
     [
         (("--parts", "env,actin"), "--parts = 'env,actin': expected some of end_to_end,env,acting,update"),
         (("--repeats", "0"), "--repeats = 0: expected a whole number"),
+        (("--devices.distributed",), "devices.distributed = True: expected false: one process is measured"),
         (("--compare", "overlap=none,update", "--trace", "x"), "--trace = 'x': expected nothing with --compare"),
         (("--compare", "overlap=none,update", "--parts", "env,acting"), "expected one part with --compare"),
         (("--trace", "x", "--parts", "env"), "--parts = 'env': expected nothing with --trace"),

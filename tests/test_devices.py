@@ -334,6 +334,35 @@ def test_the_report_names_the_gpu_that_jax_lacks(simulate, monkeypatch, capsys):
         assert f"devices.gpu = {choice}" in lines
 
 
+def test_the_memory_of_several_processes_is_that_of_one_device_of_all(simulate, monkeypatch, capsys):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    simulate(2)
+    options = [
+        "--config",
+        "configs/qbert.py",
+        "--env.num-envs",
+        "64",
+        "--ppo.rollout-length",
+        "16",
+        "--ppo.epochs",
+        "1",
+    ]
+    distributed = [*options, "--devices.distributed", "--devices.data-parallel", "all"]
+    device_report.main([*distributed, "--devices.num-processes", "2"])
+    frames = 20 * (64 // 4) * 84 * 84  # of 16 + 4 steps, on one of 2 x 2 GPUs
+    assert f"the next rollout               {frames / 2**20:10,.1f} MiB" in capsys.readouterr().out
+    device_report.main(distributed)
+    assert "memory of a learner device: unknown without devices.num_processes" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"devices.data_parallel = 6: expected a divisor of env.num_envs = 64"):
+        device_report.main([*distributed, "--devices.num-processes", "3"])
+
+
+def test_the_report_uses_the_memory_fraction_of_the_config(tmp_path):
+    machine = FakeMachine(tmp_path)
+    report(machine.python, "--devices.memory-fraction", "0.25")
+    assert {start["XLA_CLIENT_MEM_FRACTION"] for start in machine.started} == {"0.25"}
+
+
 def test_the_report_comes_before_the_error_about_a_gpu_that_is_demanded(tmp_path):
     result = report(FakeMachine(tmp_path, gpus=2).python, "--devices.gpu", "true", FAKE_NVML_ERROR="18")
     assert result.returncode == 2, result.stderr

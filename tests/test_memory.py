@@ -22,7 +22,7 @@ SMALL = Config(
 
 def sizes(config, devices=1):
     """MiB: what is held, the next rollout, gradients and activations, and the total."""
-    report = memory_report(config, jax.devices("cpu")[:devices])
+    report = memory_report(config, jax.devices("cpu")[0], devices)
     return [float(size) for size in re.findall(r"([\d.]+) MiB", report)]
 
 

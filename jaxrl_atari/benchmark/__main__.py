@@ -86,6 +86,7 @@ def check_options(options: Options) -> None:
     parts = options.parts.split(",")
     is_default = options.parts == ALL_PARTS
     known = f"some of {ALL_PARTS}, with commas between them"
+    require(not options.config.devices.distributed, "devices.distributed", True, "false: one process is measured")
     require({*parts} <= PARTS.keys(), "--parts", options.parts, known)
     if options.comparison:
         require(not options.trace_dir, "--trace", str(options.trace_dir), "nothing with --compare")
