@@ -85,7 +85,8 @@ class DataParallel:
     def differing_leaf(self, tree: Any) -> str | None:
         """The path of the first leaf of a tree that differs from device to device; None if all are equal.
 
-        All processes must call it, and each gets the same answer.
+        Floats are equal up to rounding (`jnp.allclose`), in which devices may differ. All processes must call it,
+        and each gets the same answer.
         """
         if len(self) == 1 or not jax.tree.leaves(tree):
             return None
@@ -103,6 +104,7 @@ def _differs(tree: Any) -> Any:
 
     def differs(x: jax.Array) -> jax.Array:
         of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
-        return lax.psum(~jnp.array_equal(x, of_first, equal_nan=True), AXIS) > 0
+        same = jnp.allclose if jnp.issubdtype(x.dtype, jnp.floating) else jnp.array_equal
+        return lax.psum(~same(x, of_first, equal_nan=True), AXIS) > 0
 
     return jax.tree.map(differs, tree)

@@ -20,7 +20,7 @@ from jaxrl_atari.algorithm import Algorithm, Rollout, TrainState, find_algorithm
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.network_interface import Network, Networks
 from jaxrl_atari.update import update
 
@@ -65,7 +65,7 @@ class Learner:
             A function that waits for the update and returns its metrics.
 
         Raises:
-            ConfigError: `TrainState.extra` differs from device to device.
+            ConfigError: the train state differs from device to device.
         """
         rollout = self._parallel.assemble(rollouts)
         # On several devices the key becomes integers. `DataParallel.compile` turns the last argument into a key.
@@ -75,22 +75,23 @@ class Learner:
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, config, key)
         if self._check or not self._has_updated:
-            self._check_extra()
+            self._check_state()
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
-    def _check_extra(self) -> None:
-        """Raises `ConfigError` if `extra` differs between devices: a checkpoint keeps that of one device alone.
+    def _check_state(self) -> None:
+        """Raises `ConfigError` if the state differs between devices: a checkpoint keeps that of one device alone.
 
-        On several devices it waits for the update. So only the first update is checked, and all of them with
-        `devices.check`. Parameters and optimiser state are not checked: devices that round differently would end a
-        training whose gradients are means over all of them.
+        Only `prepare` can make it differ: parameters are copied to all devices, and gradients are means over them.
+        On several devices this waits for the update. So only the first update is checked, and all of them with
+        `devices.check`.
         """
-        leaf = self._parallel.differing_leaf(self._state.extra)
-        found, expected = "another value on each device", "the same on all devices"
-        hint = "compute means over the rollout with mean(x) and mean.moments(x)"
-        require(leaf is None, f"extra{leaf} of prepare", found, expected, hint)
+        leaf = self._parallel.differing_leaf(self._state)
+        if leaf is not None:
+            found, expected = "another value on each device", "the same on all devices"
+            hint = "compute means over the rollout with mean(x) and mean.moments(x)"
+            raise ConfigError(f"{leaf.removeprefix('.')} of prepare", found, expected, hint)
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; not finite if one of them is not."""

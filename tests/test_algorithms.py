@@ -243,20 +243,47 @@ def test_vtrace_computes_part_of_a_minibatch_at_a_time_on_each_device():
 
 def test_a_leaf_that_differs_between_devices_is_named():
     parallel = DataParallel(jax.devices("cpu")[:3])
-    equal = {"mean": jnp.float32(0.1), "is_warm": jnp.bool_(True), "nan": jnp.array([jnp.nan, 1.0]), "key": KEY}
+    equal = {
+        "mean": jnp.float32(0.1),
+        "count": jnp.int32(2**30),
+        "is_warm": jnp.bool_(True),
+        "nan": jnp.array([jnp.nan, 1.0]),
+        "key": KEY,
+    }
     assert parallel.differing_leaf(parallel.replicate(equal)) is None
-    for name, other in (("mean", jnp.float32(0.2)), ("is_warm", jnp.bool_(False)), ("nan", jnp.zeros(2))):
+    rounded = parallel.assemble([equal, equal, equal | {"mean": jnp.nextafter(equal["mean"], 1.0)}])
+    assert parallel.differing_leaf(rounded) is None
+    others = {
+        "mean": jnp.float32(0.2),
+        "count": jnp.int32(2**30 + 1),
+        "is_warm": jnp.bool_(False),
+        "nan": jnp.zeros(2),
+    }
+    for name, other in others.items():
         rows = parallel.assemble([equal, equal, equal | {name: other}])
         assert parallel.differing_leaf(rows) == f"['{name}']"
     assert parallel.differing_leaf(()) is None
 
 
+def extra_of_each_device(state, mean):
+    return state.replace(extra={"updates": state.extra["updates"] + 1, "mean": mean})
+
+
+def params_of_each_device(state, mean):
+    head = state.params["policy"]
+    return state.replace(params={**state.params, "policy": {**head, "bias": head["bias"] + mean}})
+
+
 @pytest.mark.parametrize("kind", [Learner, OverlappedLearner])
-def test_extra_must_be_the_same_on_all_devices(kind):
+@pytest.mark.parametrize(
+    ("changed", "leaf"),
+    [(extra_of_each_device, r"extra\['mean'\]"), (params_of_each_device, r"params\['policy'\]\['bias'\]")],
+)
+def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
     """The first update finds a mean that each device has computed over its own part of the rollout."""
 
     def prepare(state, apply, rollout, mean, config, key):
-        state = state.replace(extra={"updates": state.extra["updates"] + 1, "mean": jnp.mean(rollout.value)})
+        state = changed(state, jnp.mean(rollout.value))
         return ppo_prepare(state, apply, rollout, mean, config, key)
 
     extra = {"updates": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
@@ -274,7 +301,7 @@ def test_extra_must_be_the_same_on_all_devices(kind):
     own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
     learner = kind(config, placement, own, train_state)
     halves = [collected(own.acting, train_state.params, ENVS // 2, seed) for seed in (0, 1)]
-    expected = r"extra\['mean'\] of prepare = 'another value on each device': expected the same on all devices; "
+    expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(ConfigError, match=expected):
         learner.update(halves, jax.tree.map(np.float32, CONFIG), KEY)()
     learner.close()
