@@ -32,6 +32,7 @@ from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.network_forms import make_network
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.session_arrays import first_arrays
 
 TINY = [
@@ -236,9 +237,9 @@ def needs_gpus(count):
 
 
 @contextlib.contextmanager
-def training(folder, *options, **variables):
-    """A training that runs; memory that it has taken on each GPU, and what it has printed."""
-    before, printed = used_gib(), ""
+def training(folder, *options, sessions=1, memory=used_gib, **variables):
+    """A training all of whose sessions learn; memory that it has taken on each GPU, and what it has printed."""
+    before, printed = memory(), ""
     process = subprocess.Popen(
         [sys.executable, "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--output-dir", str(folder),
          "--log.checkpoint-every-env-steps", "4096", *map(str, options)],
@@ -248,10 +249,10 @@ def training(folder, *options, **variables):
     try:
         for line in process.stdout:
             printed += line
-            if "compilation included" in line:
+            if printed.count("compilation included") == sessions:
                 break
         time.sleep(5)
-        yield used_gib() - before, printed
+        yield memory() - before, printed
     finally:
         process.terminate()
         process.communicate(timeout=120)
@@ -273,14 +274,32 @@ def test_real_gpu_1_leaves_gpu_0_alone(tmp_path):
         assert taken.argmax() == 1 or "CUDA_VISIBLE_DEVICES" in os.environ
 
 
-@pytest.mark.gpu
-def test_real_sessions_fit_on_one_gpu(tmp_path):
-    needs_gpus(1)
-    with training(tmp_path, "--sessions", 4, "--trial.parallel", 4, "--devices.gpu", "0") as (taken, printed):
-        time.sleep(60)
-        assert printed.count("of its memory") == 4
-        assert (taken > CONTEXT).sum() == 1, taken
-        assert len({path.parents[2] for path in tmp_path.glob("*/session_*/checkpoints/[0-9]*/meta")}) == 4
+REAL_OR_NOT = pytest.mark.parametrize(
+    "real", [pytest.param(False, marks=pytest.mark.long), pytest.param(True, marks=pytest.mark.gpu)],
+    ids=["simulated", "real"],
+)  # fmt: skip
+"""For tests that CI also runs without a GPU, so that they are right when there is one."""
+
+
+@REAL_OR_NOT
+@pytest.mark.timeout(600)
+def test_sessions_fit_on_one_gpu(tmp_path, real):
+    if real:
+        needs_gpus(1)
+        count, small, where = 4, (), {}
+    else:
+        count, where = 2, {"memory": lambda: np.zeros(1), **simulated(1)}
+        small = ("--env.num-envs", 4, "--ppo.rollout-length", 8, "--ppo.minibatch-size", 32, "--ppo.epochs", 1)
+    options = ("--sessions", count, "--trial.parallel", count, "--devices.gpu", 0, *small)
+    with training(tmp_path, *options, sessions=count, **where) as (taken, printed):
+        assert printed.count("of its memory") == count
+        assert (taken > CONTEXT).sum() == (1 if real else 0), taken
+        until = time.monotonic() + 120
+        learned = set()
+        while len(learned) < count and time.monotonic() < until:
+            time.sleep(1)
+            learned = {path.parents[2] for path in tmp_path.glob("*/session_*/checkpoints/[0-9]*/meta")}
+        assert len(learned) == count
 
 
 @pytest.mark.gpu
@@ -317,13 +336,15 @@ def test_real_processes_on_one_host_have_gpus_of_their_own(tmp_path):
         follower.communicate()
 
 
-@pytest.mark.gpu
-def test_real_float32_heads_and_first_parameters(tmp_path):
-    needs_gpus(1)
-    here, there = (first_arrays(Config(), 4, 0, jax.devices(name)[0]) for name in ("cpu", "gpu"))
-    assert jax.tree.all(jax.tree.map(np.array_equal, here["train_state"].params, there["train_state"].params))
+@REAL_OR_NOT
+def test_float32_heads_and_first_parameters(real):
+    if real:
+        needs_gpus(1)
+    devices = jax.devices("cpu")[0], jax.devices("gpu")[0] if real else jax.devices("cpu")[1]
+    here, there = (first_arrays(Config(), 4, 0, device)["train_state"].params for device in devices)
+    assert jax.tree.all(jax.tree.map(np.array_equal, here, there))
     network = make_network(NetworkConfig(compute_dtype="float32"), 4, "gpu")
     stacks = np.random.default_rng(0).integers(0, 256, (16, 84, 84, 4), np.uint8)
-    outputs = [jax.jit(network.apply)(arrays["train_state"].params, stacks) for arrays in (here, there)]
-    for one, other in zip(*outputs, strict=True):
+    outputs = [jax.jit(network.apply)(params, Observation(stacks)) for params in (here, there)]
+    for one, other in zip(*map(jax.tree.leaves, outputs), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-3)
