@@ -249,7 +249,19 @@ def test_a_session_whose_budget_is_spent_did_not_end_early(tmp_path):
     assert not (tmp_path / "run" / "session_0" / "stopped.json").exists()
 
 
-def test_async_environments_where_the_only_session_has_a_process_of_its_own(simulate, tmp_path):
+def test_the_only_session_uses_the_first_of_several_gpus_in_this_process(simulate, tmp_path, monkeypatch):
+    """So it takes a stop rule that is no function of a module."""
+    monkeypatch.delenv("CUDA_OFFSET", raising=False)
+    simulate(2)
+    config = dataclasses.replace(TINY, sessions=1)
+    summary = run_training(config, tmp_path / "run", stop=lambda row: True).summary
+    assert "session_0" in summary["stopped"]
+    checkpoints = Checkpoints(tmp_path / "run" / "session_0")
+    assert checkpoints.read_meta(checkpoints.env_steps()[-1])["device"].startswith("cpu:1 (devices.gpu = auto")
+
+
+def test_async_environments_where_the_only_session_has_a_process_of_its_own(simulate, tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_OFFSET", "1")
     simulate(2)
     options = {"game": "CartPole-v1", "backend": "gymnasium", "vectorization_mode": "async", "num_envs": 2}
     config = dataclasses.replace(TINY, sessions=1, env=EnvConfig(**options))
@@ -422,13 +434,13 @@ def test_two_sessions_on_two_gpus(tmp_path):
 
 @pytest.mark.long
 def test_the_only_session_fails_alike_in_a_process_of_its_own(tmp_path):
-    """Where it uses one of several GPUs: the exit status does not depend on the number of GPUs."""
+    """Where it uses another GPU than the first: the exit status does not depend on CUDA_OFFSET."""
     (tmp_path / "run" / "session_0").mkdir(parents=True)
     (tmp_path / "run" / "config.json").write_text(
         json.dumps({"config": dataclasses.replace(TINY, sessions=1).to_dict()})
     )
     with only_writer(tmp_path / "run" / "session_0"):
-        done = train(tmp_path / "run", **simulated(2))
+        done = train(tmp_path / "run", **simulated(2), CUDA_OFFSET="1")
     assert (done.returncode, done.stderr.count("error: ")) == (2, 1), done.stdout + done.stderr
     assert re.search(r"^error: .*session_0: another process is training there", done.stderr, re.M)
 
@@ -442,7 +454,7 @@ def test_the_only_session_fails_alike_in_a_process_of_its_own(tmp_path):
             4,
             [{"CUDA_VISIBLE_DEVICES": "3", FRACTION: "0.45"}, {"CUDA_VISIBLE_DEVICES": "1", FRACTION: "0.45"}],
         ),
-        ({"sessions": 1}, 1, [{"CUDA_VISIBLE_DEVICES": "3"}]),
+        ({"sessions": 1}, 1, [{}]),  # in this process, which limits JAX to the first GPU
         ({"devices": DevicesConfig(gpu=1)}, 1, [{}]),  # in this process, which limits JAX to that GPU
         ({"devices": DevicesConfig(actor=0)}, 1, [{}]),  # the index counts both GPUs
         ({"devices": DevicesConfig(data_parallel="all")}, 1, [{}]),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.envs import DEFAULT_THREADS
-from jaxrl_atari.hardware.choice import GpuBlocks, divide_gpus
+from jaxrl_atari.hardware.choice import divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
@@ -29,7 +29,8 @@ class SlotPlan(NamedTuple):
     def needs_processes(self) -> bool:
         """Whether each session needs a process of its own.
 
-        It does where sessions run side by side, and where a session may see only some of the GPUs.
+        It does where sessions run side by side, and where a session may see only some of the GPUs. The only
+        session of a trial uses the first GPUs without that (`limit_jax`), unless CUDA_OFFSET gives it others.
         """
         return self.parallel > 1 or bool(self.slots[0].variables)
 
@@ -49,27 +50,30 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     blocks = division.blocks[:sessions]
     parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
     sharing = math.ceil(parallel / len(blocks))
-    slots = [_slot(config.devices, block, division, sharing) for block in blocks]
+    limited = blocks != [division.unlimited]
+    slots = [_slot(config.devices, block, division.why, limited, sharing) for block in blocks]
     if parallel > 1:
         threads = {DEFAULT_THREADS: str(max(1, emulator_cores() // parallel))}
         slots = [slot._replace(variables={**slot.variables, **threads}) for slot in slots]
     return SlotPlan(slots, parallel)
 
 
-def _slot(devices: DevicesConfig, block: Sequence[int], division: GpuBlocks, sharing: int) -> Slot:
+def _slot(devices: DevicesConfig, block: Sequence[int], why: str, limited: bool, sharing: int) -> Slot:
     """Makes the slot of a block of GPUs, or of the CPU.
 
     Args:
-        block: one of `division.blocks`.
+        block: one of those of `divide_gpus`.
+        why: why sessions get these devices.
+        limited: whether sessions see only the GPUs of the block.
         sharing: number of sessions that train there at a time.
     """
     if not block:
-        return Slot(f"on CPU ({division.why})", {})
+        return Slot(f"on CPU ({why})", {})
     visible = visible_gpus().gpus
     gpus = [visible[index] for index in block]
     where = f"GPU {','.join(map(str, block))}"
     variables = {}
-    if not division.sees_all and len(gpus) < len(visible):
+    if limited and len(gpus) < len(visible):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
     fraction = None
     if sharing > 1:
@@ -77,4 +81,4 @@ def _slot(devices: DevicesConfig, block: Sequence[int], division: GpuBlocks, sha
     if fraction is not None:
         where += f", {fraction:.0%} of its memory"
         variables[FRACTION] = str(fraction)
-    return Slot(f"on {where} ({division.why})", variables)
+    return Slot(f"on {where} ({why})", variables)

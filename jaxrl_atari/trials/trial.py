@@ -51,7 +51,8 @@ def run_training(
 ) -> TrainingResult:
     """Runs a trial, prints its summary, and draws its graphs and its report.
 
-    With `devices.distributed` every process calls it; process 0 writes.
+    Sessions that run side by side, or that take several GPUs in turn, have processes of their own. Others train in
+    this process, one after the other. With `devices.distributed` every process calls it; process 0 writes.
 
     Args:
         config: the options of the trial. Its sessions have the seeds `config.seed`, `config.seed + 1`, ...
