@@ -16,9 +16,9 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 
 With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and `plain` elsewhere.
 
-Whether the module of `nature`, or a layer of it, was edited is found by a comparison of programs
-(`fast/programs.py`, which names the two kinds of edit that it misses). After an edit the module itself runs, and
-`Network.advice` says what that costs.
+`_networks_of` chooses between them. Whether the module of `nature`, or a layer of it, was edited is found by a
+comparison of programs (`fast/programs.py`, which names the two kinds of edit that it misses). After an edit the
+module itself runs, and `Network.advice` says what that costs.
 """
 
 from functools import cache, partial
@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.fast import cpu_conv
-from jaxrl_atari.fast.programs import is_computed_by_hand
+from jaxrl_atari.fast.programs import why_not_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import Conv
@@ -63,26 +63,25 @@ def make_networks(config: NetworkConfig, num_actions: int, learner: DeviceClass,
 
 @cache
 def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass, actor: DeviceClass) -> Networks:
-    """The networks of a module, whose `dtype` and `for_cpu` are set here.
+    """The networks of a module, whose `dtype` and `for_cpu` are set here: the choice between the three forms.
 
     They are kept by the module, so that another one, registered later under its name, gets its own.
     """
     classes: set[DeviceClass] = {learner, actor}
-    dtype = compute_dtype(config, classes)
-    module = module.clone(dtype=dtype)
     only_cpus = classes <= CPUS
+    dtype = compute_dtype(config, classes)
+    as_written = module.clone(dtype=dtype)
+    for_cpus = as_written.clone(for_cpu=True) if hasattr(module, "for_cpu") else as_written
     if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
-        as_written = _of_module(module, dtype)
-        return Networks(as_written, as_written)
-    is_nature = config.name == "nature"
-    if only_cpus and is_nature and is_computed_by_hand(module):
-        learning = _by_hand(dtype, learner)
-        return Networks(learning, learning if actor == learner else _by_hand(dtype, actor))
-    if hasattr(module, "for_cpu"):
-        module = module.clone(for_cpu=True)
-    # The advice is about CPUs; if the config asks for `matmul`, GPUs have this form too.
-    for_cpus = _of_module(module, dtype, advice=_advice(module, is_nature) if only_cpus else "")
-    return Networks(for_cpus, for_cpus)
+        return _of_module(as_written, dtype)
+    if not only_cpus:  # the config asks for `matmul`
+        return _of_module(for_cpus, dtype)
+    if config.name != "nature":
+        return _of_module(for_cpus, dtype, _advice_on_layers(for_cpus))
+    obstacle = why_not_by_hand(as_written)
+    if obstacle:
+        return _of_module(for_cpus, dtype, _advice_on_layers(for_cpus) or _advice_on_nature(obstacle))
+    return Networks(learning=_by_hand(dtype, learner), acting=_by_hand(dtype, actor))
 
 
 def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jnp.dtype:
@@ -99,36 +98,40 @@ def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jn
     return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
 
 
-def _of_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network:
-    """The first two forms, which apply the module itself."""
+def _of_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Networks:
+    """The first two forms, which apply the module itself: one network, which learns and acts."""
     apply = partial(apply_module, module)
-    return Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
+    network = Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
+    return Networks(learning=network, acting=network)
 
 
+@cache
 def _by_hand(dtype: jnp.dtype, device_class: DeviceClass) -> Network:
-    """The third form: `fast/cpu_conv.py`."""
+    """The third form: `fast/cpu_conv.py`, in chunks that suit the class of device."""
     apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(device_class, dtype))
     return Network(apply, BLOCKED, jax.jit(partial(cpu_conv.acting_params, dtype=dtype)), dtype)
 
 
-# --- Advice ------------------------------------------------------------------------------------------------------
+# --- Advice: what would make a network faster on a CPU -----------------------------------------------------------
 
 
-def _advice(module: nn.Module, is_nature: bool) -> str:
-    """What would make a network faster on a CPU; empty where nothing is known."""
-    name = type(module).__name__
+def _advice_on_layers(module: nn.Module) -> str:
+    """The layers of a network whose gradients are slow; empty if there are none."""
     layers = slow_convolutions(module)
-    if layers:
-        return (
-            f"{name}: the gradients of {', '.join(layers)} are many times slower on a CPU than those of"
-            " jaxrl_atari.layers.Conv(..., for_cpu=self.for_cpu); see docs/idea.md, A network"
-        )
-    if is_nature:
-        return (
-            f"{name} or a layer of it was edited: on a CPU its gradients take 1.2 times as long in float32, and"
-            f" twice in bfloat16, as those of the network as it was, which {cpu_conv.__name__} computes"
-        )
-    return ""
+    if not layers:
+        return ""
+    return (
+        f"{type(module).__name__}: the gradients of {', '.join(layers)} are many times slower on a CPU than those"
+        " of jaxrl_atari.layers.Conv(..., for_cpu=self.for_cpu); see docs/idea.md, A network"
+    )
+
+
+def _advice_on_nature(obstacle: str) -> str:
+    """What it costs that `nature` is not computed by hand, after `why_not_by_hand`."""
+    return (
+        f"{obstacle}: on a CPU its gradients take 1.2 times as long in float32, and twice in bfloat16, as those of"
+        f" {cpu_conv.__name__}, which computes the network as shipped"
+    )
 
 
 def slow_convolutions(module: nn.Module) -> list[str]:

@@ -12,7 +12,6 @@ too. Two kinds of edit are not noticed, and `cpu_conv.py` still runs in place of
   try such an edit, move it out of the branch.
 """
 
-import logging
 from functools import partial
 from typing import Any
 
@@ -23,27 +22,30 @@ from jax import lax
 
 from jaxrl_atari.network_interface import Apply, Observation, Outputs, apply_module, empty_observation, init_params
 
-_log = logging.getLogger(__name__)
 
-
-def is_computed_by_hand(module: Any) -> bool:
-    """Whether `cpu_conv.py` computes this network: whether it has the programs of `Handwritten`.
+def why_not_by_hand(module: Any) -> str:
+    """Why `cpu_conv.py` does not compute this network; empty if it does, having the programs of `Handwritten`.
 
     Args:
         module: with the fields of a network, `num_actions` and `dtype`; its `for_cpu` is false.
+
+    Returns:
+        The beginning of a message, with the name of the module.
     """
+    name = type(module).__name__
     handwritten = Handwritten(module.num_actions, module.dtype)
 
     def apply_handwritten(params: Any, observation: Observation) -> Any:
         return handwritten.apply({"params": params}, observation.stacks)
 
     try:
-        return programs_of(partial(apply_module, module), module) == programs_of(apply_handwritten, handwritten)
+        same = programs_of(partial(apply_module, module), module) == programs_of(apply_handwritten, handwritten)
     except Exception as error:
         # For example, it asks how many samples there are, by a comparison or by `len`. Then the module runs, and
         # shows any error of its own.
-        _log.info("%s cannot be compared with the network by hand: %s", type(module).__name__, error)
-        return False
+        why = str(error).partition("\n")[0]
+        return f"{name} cannot be compared with the network by hand ({type(error).__name__}: {why})"
+    return "" if same else f"{name} or a layer of it was edited"
 
 
 class Handwritten(nn.Module):
