@@ -132,6 +132,13 @@ def test_a_stop_that_comes_when_a_session_has_asked_for_the_last_time_starts_no_
     assert trained == [0]
 
 
+def test_such_a_stop_of_one_process_stops_them_all(tmp_path, monkeypatch):
+    monkeypatch.setattr(sessions, "run_session", lambda *_, **options: None)
+    monkeypatch.setattr(sessions.distributed, "sum_over_processes", lambda count: count + 1)  # of another process
+    with pytest.raises(Stopped):
+        sessions.train_job(Job(Config(), tmp_path, 0, description={}, position=0))
+
+
 def test_a_user_s_exit_is_a_failure(capfd):
     failure = attempt(sys.exit)
     assert failure is not None

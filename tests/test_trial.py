@@ -29,7 +29,7 @@ from jaxrl_atari import session as session_module
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.envs import THREADS, threads_variable
-from jaxrl_atari.errors import SessionsFailed
+from jaxrl_atari.errors import SessionsFailed, Stopped
 from jaxrl_atari.hardware.memory import FRACTION
 from jaxrl_atari.imports import IMPORTS, import_named
 from jaxrl_atari.runs.checkpoints import Checkpoints
@@ -60,6 +60,22 @@ def test_followers_get_the_absolute_path_of_the_run_directory(tmp_path, monkeypa
     with pytest.raises(UserError, match="stopped by the test"):
         run_training(TINY, "run")
     assert sent == ["", str(tmp_path / "run")], "no problem, and the directory"
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_processes_wait_for_each_other_after_a_stop(leads, tmp_path, monkeypatch):
+    """The exit of process 0 would abort those that are still closing their session."""
+    waited = []
+
+    def stop_here(*_, **options):
+        raise Stopped
+
+    monkeypatch.setattr(trial.distributed, "is_leader", lambda: leads)
+    monkeypatch.setattr(trial.distributed, "wait_for_all", lambda: waited.append(True))
+    monkeypatch.setattr(trial, "train_job", stop_here)
+    with pytest.raises(KeyboardInterrupt):
+        run_training(TINY, tmp_path / "run")
+    assert waited == [True]
 
 
 class Seen(Lines):

@@ -102,5 +102,5 @@ def agree(text: str) -> str:
 
 
 def wait_for_all() -> None:
-    """Returns once every process has called it. Otherwise the first process to exit would end the others."""
+    """Returns once every process has called it. Otherwise the exit of process 0 would abort the others."""
     agree("")

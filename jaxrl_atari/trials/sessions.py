@@ -125,7 +125,8 @@ def train_job(
             stop_requested=lambda: signals.requested or stop_requested(),
             ends_early=rule.ends_session if rule.is_active else None,
         )
-        if signals.requested:  # after the session had asked for the last time
+        # A request that came after the session had asked for the last time.
+        if distributed.sum_over_processes(signals.requested):
             raise Stopped
 
 

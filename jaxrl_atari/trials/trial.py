@@ -11,7 +11,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import UserError, reason, require
+from jaxrl_atari.errors import Stopped, UserError, reason, require
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.output import say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
@@ -158,8 +158,12 @@ def _follow(config: Config, stop: Stop | None) -> Path:
     if problem:
         raise UserError(problem)
     run_dir = Path(distributed.agree(""))
-    for job in unfinished_jobs(config, run_dir):
-        train_job(job, stop=stop)
+    try:
+        for job in unfinished_jobs(config, run_dir):
+            train_job(job, stop=stop)
+    except Stopped:  # in every process
+        distributed.wait_for_all()
+        raise
     distributed.wait_for_all()
     return run_dir
 
@@ -183,9 +187,11 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
     """Writes trial.json after a stop request, and raises `KeyboardInterrupt` with the command that goes on."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         with contextlib.suppress(OSError, UserError):  # no session has a log point, or the metrics cannot be read
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
+        if isinstance(stop, Stopped):  # in every process
+            distributed.wait_for_all()
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
 
