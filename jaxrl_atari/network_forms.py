@@ -89,8 +89,8 @@ def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jn
 
     `auto` is bfloat16 where learner and actor are both CPUs with bfloat16 instructions, unless `network.conv` is
     `plain`: XLA computes the bfloat16 gradients of plain convolutions by way of float32 on every CPU. It is also
-    bfloat16 where both are GPUs with bfloat16 units. All our runs of 10M env steps were in bfloat16, but on CPUs:
-    on GPUs, neither scores nor speed have been measured. Elsewhere it is float32.
+    bfloat16 where both are GPUs with bfloat16 units. All our runs of 10M env steps were in bfloat16, but on CPUs;
+    on GPUs, bfloat16 has not been compared with float32. Elsewhere it is float32.
     """
     if config.compute_dtype != "auto":
         return jnp.dtype(config.compute_dtype)
