@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxrl_atari.evaluate.video import record_video
     from jaxrl_atari.network_interface import register_network
     from jaxrl_atari.ppo import PPO
+    from jaxrl_atari.random_rollout import try_update
     from jaxrl_atari.trials.trial import TrainingResult, run_training
 
 _HOMES = (
@@ -36,6 +37,7 @@ _HOMES = (
     "network_interface",
     "algorithm",
     "ppo",
+    "random_rollout",
     "evaluate.policy",
     "evaluate.play",
     "evaluate.environment",
@@ -65,6 +67,7 @@ __all__ = [
     "register_network",
     "run_evaluation",
     "run_training",
+    "try_update",
 ]
 
 

@@ -63,7 +63,8 @@ ONE_DEVICE = Shard()
 class Mean:
     """The mean over the samples that count, on all devices: `mean(x)`, for x of the shape of `weight`.
 
-    Auto-reset steps do not count, unless `ppo.learn_from_auto_resets`. Where no sample counts, the mean is 0.
+    That shape is [T, B] for a rollout and [N] for a minibatch: sum other axes of x first. Auto-reset steps do not
+    count, unless `ppo.learn_from_auto_resets`. Where no sample counts, the mean is 0.
     """
 
     weight: jax.Array  # 1, or 0 where a sample does not count
@@ -117,7 +118,11 @@ class Minibatch(NamedTuple):
 # --- The state and the functions ---------------------------------------------------------------------------------
 
 Metrics = dict[str, jax.Array]
-"""Name -> a number, []. A new name needs no entry anywhere to be logged."""
+"""Name -> a number, []. A new name needs no entry anywhere to be logged in `metrics.csv` and TensorBoard.
+
+It is the name of no other metric (`loss`, `gradient_norm` and `skipped_steps` are taken), and of no other column
+of `metrics.csv`. A value that is not finite ends the training; the last checkpoint is kept.
+"""
 
 
 @flax.struct.dataclass
@@ -127,29 +132,32 @@ class TrainState:
     params: Any
     opt_state: optax.OptState
     optimizer_steps: jax.Array  # int32 []: gradient steps so far
-    extra: Any = ()  # what an algorithm keeps besides, such as running statistics: any pytree of arrays
+    extra: Any = ()  # what an algorithm keeps besides, such as running statistics: arrays, but no random keys
 
 
 class Algorithm(NamedTuple):
     """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
 
     They are pure functions, and JAX traces them all: no Python `if` on an array, no `float(x)`, no NumPy
-    function. `prepare`, `loss` and `optimizer` become part of the compiled update. `init` and the optimiser's own
-    `init` are compiled too, and run once, for the first state; a resume traces them for their shapes alone.
+    function. A fixed array, such as pretrained weights from a file, is loaded outside them. `prepare`, `loss` and
+    `optimizer` become part of the compiled update. `init` and the optimiser's own `init` are compiled too, and run
+    once, for the first state; a resume traces them for their shapes alone. docs/idea.md has examples.
 
         init(params, key) -> params, extra
             Once, before the first update. `params` are those of the network. Returns all parameters that the loss
-            trains, those of the network among them under their own names, and `TrainState.extra`, which holds no
-            random keys: `prepare` and `loss` get new ones.
+            trains, and `TrainState.extra`. The parameters of the network keep their own names, by which the policy
+            is loaded. `extra` holds no random keys: `prepare` and `loss` get new ones. Replace it for a second
+            network, or for statistics that are kept between updates.
 
         prepare(state, apply, rollout, mean, config, key) -> state, samples, metrics
             Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
             the state from which the gradient steps start; the samples, any pytree of arrays [T, B, ...]; metrics.
-            Most algorithms return the state as it is, or with another `extra`. All of it must keep its form, and
-            be equal on all devices: compute it from `state`, `config`, `key`, `mean(x)` and `mean.moments(x)`.
-            `key` is the same on all devices, so numbers drawn with the shape [T, B] repeat on each of them: draw
-            here what is shared, and noise of single samples in `loss`, whose `batch.key` differs.
-            `minibatches.apply_to_rollout` gives the outputs of the network for steps 0 to T.
+            Most algorithms return the state as it is, or with another `extra`, as in `state.replace(extra=...)`.
+            All of it must keep its form, and be equal on all devices: compute it from `state`, `config`, `key`,
+            `mean(x)` and `mean.moments(x)`. A plain `jnp.mean` sees one device's part. `key` is the same on all
+            devices, so numbers drawn with the shape [T, B] repeat on each of them: draw here what is shared, and
+            noise of single samples in `loss`, whose `batch.key` differs. `minibatches.apply_to_rollout` gives the
+            outputs of the network for steps 0 to T. Replace it for other targets or other rewards.
 
         loss(params, apply, batch, config) -> loss, metrics
             Called in every gradient step; JAX differentiates it with respect to `params`. `batch` is a
@@ -160,12 +168,15 @@ class Algorithm(NamedTuple):
             number. An optimiser of optax works if its `update` needs no more than gradients, state and
             parameters. docs/idea.md, "Another optimiser", names the kinds that are refused.
 
-    `apply` is the network (`network_interface.Apply`). `config` is a `PPOConfig` as `resolved_options` returns it,
-    `key` a random key, the same on all devices. Metrics are `Metrics`, and are logged.
+    `apply` is the network (`network_interface.Apply`, with its `Outputs`), `key` a random key, the same on all
+    devices. Metrics are `Metrics`, and are logged.
+
+    `config` is a `PPOConfig` as `resolved_options` returns it. Its options marked `TRACED` (`config.py`), such as
+    `gamma` and `coefficients`, are traced numbers: data of the compiled update, so that another value compiles
+    nothing. `learning_rate` and `clip_epsilon` are those of this update. The others are plain Python values.
 
     `coefficients` are further numbers of the algorithm, by their names, with their defaults. A run chooses others
-    with the option `ppo.coefficients`; the functions find the values in force in `config.coefficients`. As traced
-    numbers, they are data of the compiled update: another value compiles nothing.
+    with the option `ppo.coefficients`; the functions find the values in force in `config.coefficients`.
     """
 
     init: Callable[[Any, jax.Array], tuple[Any, Any]]

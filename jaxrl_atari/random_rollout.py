@@ -1,14 +1,44 @@
 """A rollout of random numbers: to try an algorithm without playing, or to find the shapes of an update."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_atari.algorithm import Rollout
+from jaxrl_atari.algorithm import Metrics, Rollout, TrainState, find_algorithm, resolved_options
+from jaxrl_atari.config import Config
 from jaxrl_atari.frames import STACK, next_age
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.hardware.device_class import device_class
+from jaxrl_atari.keys import new_key
+from jaxrl_atari.network_forms import make_network
+from jaxrl_atari.network_interface import Network, init_params, make_module
+from jaxrl_atari.update import init_train_state, update
+
+
+def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metrics]:
+    """One update of a config's algorithm on a random rollout, to look at before a training.
+
+    It is compiled and runs on JAX's default device. The same config gives the same numbers.
+
+    Args:
+        num_actions: of the network. Nothing is played, so it need not be that of the game.
+
+    Returns:
+        The state after the update, and the metrics, as `update.update` returns them.
+
+    Raises:
+        ConfigError: there is no such algorithm or network, or one of them breaks a rule of its interface.
+    """
+    params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
+    algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
+    network = make_network(config.network, num_actions, device_class(jax.devices()[0]))
+    params = init_params(make_module(config.network, num_actions), params_key)
+    state = init_train_state(params, options, algorithm, init_key)
+    rollout = random_rollout(rollout_key, network, options.rollout_length, config.env.num_envs, num_actions)
+    compiled = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
+    return compiled(state, rollout, options, update_key)
 
 
 def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:

@@ -148,9 +148,13 @@ def test_an_optimiser_of_the_users():
 
 @pytest.mark.long
 def test_a_look_at_one_update(folder, monkeypatch, capsys):
+    """The metrics that it prints, and a state that has learned with every minibatch of the config."""
     monkeypatch.syspath_prepend(folder)
-    exec(block("from functools import partial\n\nimport jax\n\nimport my_idea"), {})
+    names = {}
+    exec(block("import my_idea"), names)
     assert "z_loss" in capsys.readouterr().out
+    assert all(np.isfinite(float(x)) for x in names["metrics"].values())
+    assert names["state"].optimizer_steps == 4 * 16 * 128 // 256
 
 
 @pytest.mark.long
