@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import time
 
 import pytest
 from fake_cuda import python
@@ -41,9 +43,17 @@ def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
     (folder / others[0]).write_bytes(b"")
     (folder / "of another Python-cache").write_bytes(bytes.fromhex("28b52ffd") + b"...")  # zstd
     before["of another Python-cache"] = b""
+    (folder / "of a process that writes it-cache").write_bytes(b"")
+    before["of a process that writes it-cache"] = b""
+    started_before = 3_600.0  # seconds ago
+    for name, seconds in {"checked": 2 * started_before, first: started_before, others[0]: started_before}.items():
+        os.utime(folder / name, 2 * (time.time() - seconds,))
     assert started() == ["damaged programs removed from the cache, to be compiled again: 2"]
     assert programs().keys() == before.keys()
     assert started() == []
+    os.utime(folder / "checked", 2 * (time.time() - 2 * started_before,))
+    os.utime(folder / "of a process that writes it-cache", 2 * (time.time() - started_before,))
+    assert started() == ["damaged programs removed from the cache, to be compiled again: 1"]
 
 
 @pytest.mark.parametrize(

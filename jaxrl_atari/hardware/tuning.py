@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import importlib
 import os
-import time
 import zlib
 from collections.abc import Callable
 from functools import cache
@@ -31,6 +30,10 @@ MALLOC = {
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """The bytes with which data in zstd begin (RFC 8878)."""
+
+
+SECONDS_TO_WRITE = 10.0
+"""A program that has changed within this time may be incomplete: JAX writes it under its final name."""
 
 
 @cache
@@ -89,6 +92,9 @@ def _cache_compiled_programs() -> list[str]:
     """Keeps compiled programs on disk, so that the next start does not compile them again.
 
     Programs depend on the number of XLA's threads, which JAX's cache key leaves out, so each number has a folder.
+
+    The folder has no maximum size. With `jax_compilation_cache_max_size`, JAX needs the package filelock, locks
+    the folder to read a program, and adds nothing to a folder with programs that were written without this option.
     """
     if not jax_config.jax_enable_compilation_cache:
         return ["compiled programs are not kept: JAX_ENABLE_COMPILATION_CACHE is false"]
@@ -120,16 +126,20 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
     """Removes programs that cannot be read, of those written since the last start. Returns a line if it found any.
 
     A full disk truncates programs. JAX warns of a damaged one and compiles it again, but never replaces the file.
+    Programs that another process may still be writing are left to the next start.
     """
     checked = folder / "checked"
     since = checked.stat().st_mtime if checked.exists() else 0.0
-    if since > time.time():  # the clock was set back, so newer files look older
-        since = 0.0
     checked.touch()
+    now = checked.stat().st_mtime  # on the clock of the file system
+    if since > now:  # the clock was set back, so newer files look older
+        since = 0.0
+    until = now - SECONDS_TO_WRITE
+    os.utime(checked, (until, until))  # the next start checks what is newer
     damaged = []
     for path in folder.glob("*-cache"):
         with contextlib.suppress(FileNotFoundError):  # removed by another process that starts
-            if path.stat().st_mtime < since:
+            if not since <= path.stat().st_mtime < until:
                 continue
             if _is_damaged(path.read_bytes()):
                 path.unlink()
