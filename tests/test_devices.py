@@ -10,7 +10,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.choice import choose_devices, consecutive_blocks, divide_gpus
+from jaxrl_atari.hardware.choice import choose_devices, consecutive_blocks, divide_gpus, limit_jax
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
 
@@ -75,8 +75,22 @@ def test_a_gpu_that_fails_does_not_hide_the_others(machine, monkeypatch):
 
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
-    why_none = "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'"
-    assert visible_gpus() == ((), why_none, "plugin", ())
+    install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
+    assert visible_gpus() == ((), f"JAX's CUDA plugin is not installed; {install}", "plugin", ())
+
+
+def test_another_order_of_cuda_is_refused(machine, monkeypatch):
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    with pytest.raises(ConfigError, match=r"CUDA_DEVICE_ORDER = 'FASTEST_FIRST': expected PCI_BUS_ID; unset it"):
+        choose_devices(DevicesConfig())
+    assert choose_devices(DevicesConfig(gpu=False)).gpus == ()
+
+
+def test_a_session_after_one_that_has_limited_jax_to_the_cpu(machine):
+    limit_jax(DevicesConfig(gpu=False))
+    why = r"visible: none; JAX has been limited to the CPU in this process \(devices.gpu = false\)"
+    with pytest.raises(ConfigError, match=why):
+        choose_devices(DevicesConfig(gpu=True))
 
 
 def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):

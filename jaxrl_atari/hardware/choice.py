@@ -187,6 +187,8 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
         use_deterministic_kernels()
     if chosen.gpus:
         gpu_provider().limit(chosen.used)
+    elif devices.gpu is False:  # a later session of this process may ask for a GPU
+        forbid_gpu(f"JAX has been limited to the CPU in this process ({chosen.why_none})")
     else:
         forbid_gpu(chosen.why_none)
     return chosen

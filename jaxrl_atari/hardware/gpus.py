@@ -1,7 +1,8 @@
 """The GPUs that this process may use, found before JAX starts its back end.
 
 NVML lists GPUs without a CUDA context and without using their memory. It numbers them as `nvidia-smi` does, and
-CUDA is told to do the same. Tests replace NVML and CUDA by a `GpuProvider` of their own (`use_provider`).
+CUDA is told to do the same (CUDA_DEVICE_ORDER). Tests replace NVML and CUDA by a `GpuProvider` of their own
+(`use_provider`).
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import jax
 import pynvml
 
+from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.imports import import_inherited
 
@@ -89,8 +91,8 @@ class NvidiaGpus:
             return VisibleGpus((), f"NVML failed: {errors[0]}", "driver")
         found = obey_cuda_visible_devices(gpus, _mig_slice)._replace(failing=tuple(errors))
         if found.gpus and not any("cuda" in name for name in _jax_plugins()):
-            why = "JAX's CUDA plugin is not installed; pip install 'jaxrl_atari[cuda12]'"
-            return VisibleGpus((), why, "plugin", found.failing)
+            install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
+            return VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", "plugin", found.failing)
         return found
 
     def forbid(self, why: str) -> None:
@@ -132,7 +134,7 @@ def gpu_provider() -> GpuProvider:
 
 
 def visible_gpus() -> VisibleGpus:
-    """The GPUs that JAX could use in this process."""
+    """The GPUs that JAX could use in this process. Raises `ConfigError` for an unusable CUDA_DEVICE_ORDER."""
     return gpu_provider().visible_gpus()
 
 
@@ -172,8 +174,16 @@ def obey_cuda_visible_devices(
 
 @cache
 def _start_nvml() -> None:
+    """Starts NVML, and makes CUDA number the GPUs as NVML does. By default, CUDA numbers the fastest GPU first.
+
+    Raises:
+        ConfigError: the user has chosen another order for CUDA.
+    """
     nvml.nvmlInit()
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # by default, CUDA numbers the fastest GPU first
+    order = os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"
+    hint = "unset it, and choose GPUs by the indices or UUIDs of nvidia-smi"
+    require(order == "PCI_BUS_ID", "CUDA_DEVICE_ORDER", order, "PCI_BUS_ID", hint)
+    os.environ["CUDA_DEVICE_ORDER"] = order
 
 
 def _readable_gpus() -> tuple[list[Gpu], list[str]]:
