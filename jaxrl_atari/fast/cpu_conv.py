@@ -62,10 +62,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.frames import BLOCKED, STACK
+from jaxrl_atari.frames import BLOCK, BLOCKED, STACK
 from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import UNROLLED, as_words, from_words, once_differentiable
 from jaxrl_atari.network_interface import Observation, Outputs
+
+TORSO_CHANNELS = 64
+"""Channels of the torso's output, out3."""
 
 
 def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outputs:
@@ -152,9 +155,10 @@ def block_kernels(params: Any) -> Kernels:
     k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
     b1, b2, b3 = (params[name]["bias"] for name in ("conv1", "conv2", "conv3"))
     # Height and width are each (block in the window, pixel in the block).
-    w1 = k1.reshape(2, 4, 2, 4, STACK, 32).transpose(4, 1, 3, 0, 2, 5).reshape(64, 4 * 32) / 255
-    w2 = k2.reshape(2, 2, 2, 2, 32, 64).transpose(0, 2, 1, 3, 4, 5).reshape(-1, 64)
-    w3 = k3.reshape(-1, 64)
+    w1 = k1.reshape(2, BLOCK, 2, BLOCK, *k1.shape[2:]).transpose(4, 1, 3, 0, 2, 5)
+    w1 = w1.reshape(STACK * BLOCK * BLOCK, -1) / 255
+    w2 = k2.reshape(2, 2, 2, 2, *k2.shape[2:]).transpose(0, 2, 1, 3, 4, 5).reshape(-1, k2.shape[-1])
+    w3 = k3.reshape(-1, k3.shape[-1])
     return Kernels(w1, b1, w2, b2, w3, b3)
 
 
@@ -172,7 +176,7 @@ def torso_in_chunks(kernels: Kernels, blocks: jax.Array, dtype: Any, size: int) 
         return carry, torso(chunk, kernels, dtype, loop)
 
     _, features = lax.scan(step, None, chunks, unroll=not loop)
-    return features.reshape(-1, 3136)[:n]
+    return features.reshape(-1, features.shape[-1])[:n]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -207,7 +211,7 @@ def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -
     out3 = layer(out2, kernels.w3, kernels.b3, 3)  # [N, 7, 7, 64]
     parts1 = jnp.array_split(as_words(out1), 2 if loop else 1)  # rule "kept halves"
     saved = Saved(blocks, kernels.w2, kernels.w3, parts1, as_words(out2), as_words(out3))
-    return out3.reshape(-1, 3136).astype(jnp.float32), saved
+    return out3.reshape(len(out3), -1).astype(jnp.float32), saved
 
 
 def torso_backward(dtype: Any, loop: bool, saved: Saved, g: jax.Array) -> tuple[Any, Kernels]:
@@ -240,16 +244,19 @@ def first_layer(blocks: jax.Array, w: jax.Array, b: jax.Array, dtype: Any) -> ja
     Returns:
         [N, 10, 10, 128] in `dtype`; a channel is (row in the block, column in the block, output).
     """
+    n, rows, columns, channels = blocks.shape
+    height, width = rows - 1, columns - 1  # pixels of the output
     # x_q W_p of each block q and place p: float32 [N, 21, 21, 4, 32].
-    products = product(blocks.reshape(-1, 64).astype(dtype), w.astype(dtype)).reshape(-1, 21, 21, 4, 32)
+    products = product(blocks.reshape(-1, channels).astype(dtype), w.astype(dtype))
+    products = products.reshape(n, rows, columns, 4, -1)
     # Y_q sums the products x_{q+p} W_p over p = (i, j): [N, 20, 20, 32].
-    shifted = [products[:, i : i + 20, j : j + 20, place] for place, (i, j) in enumerate(places(2))]
+    shifted = [products[:, i : i + height, j : j + width, place] for place, (i, j) in enumerate(places(2))]
     out = nn.relu(functools.reduce(jnp.add, shifted) + b).astype(dtype)
     # Blocks of 2x2 pixels: of each pixel of the block one array [N, 10, 10, 32], side by side. Rules "words" and
     # "stack".
     words = as_words(out)
     of_place = [words[:, i::2, j::2] for i, j in places(2)]
-    return from_words(jnp.stack(of_place, axis=-2).reshape(-1, 10, 10, 4 * 32))
+    return from_words(jnp.stack(of_place, axis=-2).reshape(n, height // 2, width // 2, -1))
 
 
 def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -263,7 +270,7 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
         dW, as [64, 4 * 32], and db, float32.
     """
     g = jnp.where(out > 0, g, 0)  # G
-    db = g.sum((0, 1, 2)).reshape(4, 32).sum(0)  # over samples, blocks and the pixels of a block
+    db = g.sum((0, 1, 2)).reshape(4, -1).sum(0)  # over samples, blocks and the pixels of a block
     # G without blocks and transposed, [32, N, 20, 20], in two halves of the samples (rules "words", "halves").
     words = as_words(g.astype(out.dtype))
     half = len(words) // 2
@@ -271,8 +278,9 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
     channels_first = jnp.concatenate(halves, axis=1)
     # For each place p = (i, j), G shifted by p, so that G_q lies at the block q + p: [4 * 32, N * 21 * 21].
     pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in places(2)]
-    shifted = from_words(jnp.concatenate([jnp.pad(channels_first, pad) for pad in pads]).reshape(4 * 32, -1))
-    dw = product(shifted, blocks.reshape(-1, 64).astype(out.dtype))  # dW', [4 * 32, 64]
+    shifted = jnp.concatenate([jnp.pad(channels_first, pad) for pad in pads])
+    shifted = from_words(shifted.reshape(len(shifted), -1))
+    dw = product(shifted, blocks.reshape(-1, blocks.shape[-1]).astype(out.dtype))  # dW', [4 * 32, 64]
     return lax.optimization_barrier(dw).T, db  # rule "moved transpose"
 
 
@@ -283,8 +291,10 @@ def unblocked_outputs_first(g: jax.Array) -> jax.Array:
     fewer axes. A block's channels are (row, column, output), so its columns lie side by side already: first the
     rows are brought together, by a stack of the two halves of the channels, and then the outputs to the front.
     """
-    rows = jnp.stack([g[..., :64], g[..., 64:]], axis=2)
-    return jnp.moveaxis(rows.reshape(-1, 20, 20, 32), -1, 0)
+    n, rows, columns, channels = g.shape
+    half = channels // 2
+    pixels = jnp.stack([g[..., :half], g[..., half:]], axis=2).reshape(n, 2 * rows, 2 * columns, channels // 4)
+    return jnp.moveaxis(pixels, -1, 0)
 
 
 # --- Second and third layer --------------------------------------------------------------------------------------
@@ -356,7 +366,9 @@ def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     # g w': over the last axis of both. XLA's CPU kernels read a right operand that is transposed as it lies.
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     # Rule "moved transpose". The result is large here, so x' is moved instead, by way of three axes.
-    x_transposed = from_words(as_words(x).reshape(-1, 49, 64).transpose(1, 2, 0).reshape(3136, -1))
+    n, features = x.shape
+    by_pixel = as_words(x).reshape(n, -1, TORSO_CHANNELS)  # [N, 49, 64]
+    x_transposed = from_words(by_pixel.transpose(1, 2, 0).reshape(features, n))
     return dx.astype(x.dtype), product(x_transposed, g)
 
 
