@@ -4,7 +4,7 @@ Only the user chooses what is imported: on the command line, or in a config file
 environments, networks and algorithms, never modules, and they must have been registered.
 
 The processes that a command starts on this machine (sessions, workers of vector environments) import the same.
-They find it in the variable `IMPORTS`, which a process sets for those that it starts. Ray's workers may
+They find it in the variable `IMPORTS_VARIABLE`, which a process sets for those that it starts. Ray's workers may
 be on other machines, which do not have the user's files, and are sent the code; see `code_to_send`.
 """
 
@@ -29,7 +29,7 @@ import tyro
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 
-IMPORTS = "JAXRL_ATARI_IMPORT"
+IMPORTS_VARIABLE = "JAXRL_ATARI_IMPORT"
 """Environment variable for the processes that this one starts: a JSON list of modules and absolute file paths."""
 
 _imported: set[str] = set()
@@ -84,14 +84,14 @@ def hand_on(name: str, imported: bool = False) -> None:
     """
     names = _handed_on()
     if name not in names:
-        os.environ[IMPORTS] = json.dumps([*names, name])
+        os.environ[IMPORTS_VARIABLE] = json.dumps([*names, name])
     if imported:
         _imported.add(name)
 
 
 def _handed_on() -> list[str]:
-    """The modules and files in `IMPORTS`."""
-    return json.loads(os.environ.get(IMPORTS, "[]"))
+    """The modules and files in `IMPORTS_VARIABLE`."""
+    return json.loads(os.environ.get(IMPORTS_VARIABLE, "[]"))
 
 
 class Code(NamedTuple):
@@ -128,7 +128,7 @@ def import_sent(sent: Sequence[Code]) -> None:
     Raises:
         UserError: a module is not installed on this machine, or a file raises an error.
     """
-    os.environ[IMPORTS] = "[]"  # Ray's processes may have inherited the paths of another command
+    os.environ[IMPORTS_VARIABLE] = "[]"  # Ray's processes may have inherited the paths of another command
     for name, content in sent:
         path = Path(name)
         if content is not None and not (path.is_file() and path.read_bytes() == content):

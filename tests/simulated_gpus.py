@@ -13,7 +13,7 @@ import jax
 
 from jaxrl_atari.hardware.gpus import Gpu, obey_cuda_visible_devices, use_provider
 from jaxrl_atari.hardware.jax_settings import jax_config
-from jaxrl_atari.imports import IMPORTS
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 
 
 class SimulatedGpus:
@@ -43,7 +43,7 @@ class SimulatedGpus:
 
 def simulated(count):
     """The variables of a process with so many simulated GPUs."""
-    return {"SIMULATED_GPUS": str(count), IMPORTS: json.dumps([os.path.abspath(__file__)])}
+    return {"SIMULATED_GPUS": str(count), IMPORTS_VARIABLE: json.dumps([os.path.abspath(__file__)])}
 
 
 if "SIMULATED_GPUS" in os.environ:

@@ -24,7 +24,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import make_sides
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
@@ -95,7 +95,7 @@ def run(module, words, monkeypatch):
     monkeypatch.setattr(tyro.extras, "subcommand_cli_from_dict", stop_after(subcommands))
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop_after(argparse.ArgumentParser.parse_args))
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
     error = io.StringIO()
     try:
         with redirect_stderr(error):

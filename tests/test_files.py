@@ -17,7 +17,7 @@ import pytest
 import jaxrl_atari
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS, import_named
+from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
 from jaxrl_atari.runs import run_dir
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import create_file, only_writer, unused, write_file
@@ -134,7 +134,7 @@ def test_the_lock_of_another_user_holds():
 
 
 def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeypatch):
-    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
     own, other = tmp_path / "nets[1].py", tmp_path / "nets[1]_old.py"
     own.write_text("x = 1\n")
     other.write_text("x = 2\n")

@@ -30,7 +30,7 @@ from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
-from jaxrl_atari.hardware.memory import FRACTION
+from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.session_arrays import first_arrays
@@ -79,7 +79,7 @@ def test_sessions_side_by_side_start_cuda_with_their_shares_and_their_parent_doe
     machine = FakeMachine(tmp_path)
     result = machine.python(*TINY, "--output-dir", tmp_path, "--sessions", 2, "--trial.parallel", 2)
     assert "session 1  on GPU 0, 45% of its memory" in result.stdout, result.stderr
-    assert [settings[FRACTION] for settings in machine.started] == ["0.45", "0.45"]
+    assert [settings[FRACTION_VARIABLE] for settings in machine.started] == ["0.45", "0.45"]
 
 
 def test_a_session_from_python_starts_only_its_gpus(tmp_path):
@@ -90,7 +90,7 @@ def test_a_session_from_python_starts_only_its_gpus(tmp_path):
         "run_session(Config(devices=devices), Path(sys.argv[1]) / 'session_0')"
     )
     assert "devices.gpu = 1: expected a visible GPU" in machine.python("-c", code, tmp_path).stderr
-    assert machine.started == [{"jax_cuda_visible_devices": "1,2", FRACTION: "0.3"}]
+    assert machine.started == [{"jax_cuda_visible_devices": "1,2", FRACTION_VARIABLE: "0.3"}]
 
 
 def test_evaluate_starts_only_its_gpu_and_takes_memory_as_it_needs_it(tmp_path):
@@ -109,7 +109,7 @@ def test_a_process_of_several_starts_the_gpus_that_jax_local_device_ids_names(tm
         "process_index=0, memory_fraction=0.25); join_processes(devices); place(devices)"
     )
     result = machine.python("-c", code, free_address(), JAX_LOCAL_DEVICE_IDS="2,3")
-    assert machine.started == [{"jax_cuda_visible_devices": "2,3", FRACTION: "0.25"}], result.stderr
+    assert machine.started == [{"jax_cuda_visible_devices": "2,3", FRACTION_VARIABLE: "0.25"}], result.stderr
 
 
 def test_questions_start_nothing(tmp_path):

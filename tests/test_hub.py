@@ -13,7 +13,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub.__main__ import main as hub_command
 from jaxrl_atari.hub.files import repository_files
-from jaxrl_atari.imports import IMPORTS
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
@@ -128,7 +128,7 @@ register_network("network_of_test_hub", NatureActorCritic)
 
 @pytest.mark.long
 def test_a_run_of_ones_own_is_shared_with_its_code(server, run_dir, tmp_path, monkeypatch):
-    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
     own = dataclasses.replace(CONFIG, network=dataclasses.replace(CONFIG.network, name="network_of_test_hub"))
     write_json(run_dir / "config.json", read_json(run_dir / "config.json") | {"config": own.to_dict()})
     for session_dir in (run_dir / "session_0", run_dir / "session_1"):

@@ -16,7 +16,7 @@ from jaxrl_atari import imports
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS, hand_on, import_inherited, import_named
+from jaxrl_atari.imports import IMPORTS_VARIABLE, hand_on, import_inherited, import_named
 from jaxrl_atari.verify.__main__ import main as verify
 
 MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 0) + beside_it.ONE\n"
@@ -25,7 +25,7 @@ MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 
 @pytest.fixture
 def user_file(tmp_path, monkeypatch):
     """A file that counts how often it is run, as the attribute `named` of builtins, and a module beside it."""
-    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("builtins.named", 0, raising=False)
     (tmp_path / "beside_it.py").write_text("ONE = 1\n")
@@ -130,7 +130,7 @@ def test_a_file_may_change_the_search_path_itself(option, user_file, monkeypatch
 def test_a_command_line_is_read_before_it_is_parsed(user_file):
     read_sources(["--env.game", "X", "--import", str(user_file), "--import=colorsys", "--seed"])
     assert count() == 1
-    assert json.loads(os.environ[IMPORTS]) == [str(user_file), "colorsys"]
+    assert json.loads(os.environ[IMPORTS_VARIABLE]) == [str(user_file), "colorsys"]
     with pytest.raises(UserError, match=r"^--import: expected one argument$"):
         read_sources(["--import"])
 

@@ -10,7 +10,12 @@ import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware.memory import FRACTION, OLD_FRACTION, apply_memory_fraction, out_of_memory_advice
+from jaxrl_atari.hardware.memory import (
+    FRACTION_VARIABLE,
+    OLD_FRACTION_VARIABLE,
+    apply_memory_fraction,
+    out_of_memory_advice,
+)
 from jaxrl_atari.update_memory import memory_report
 
 SMALL = Config(
@@ -44,10 +49,10 @@ def test_the_update_is_measured():
 
 def test_the_process_of_a_slot_keeps_one_of_the_two_memory_variables(monkeypatch):
     """The slot sets the new variable; the old one is the user's. JAX refuses the two together."""
-    monkeypatch.setenv(FRACTION, "0.4")
-    monkeypatch.setenv(OLD_FRACTION, "0.5")
+    monkeypatch.setenv(FRACTION_VARIABLE, "0.4")
+    monkeypatch.setenv(OLD_FRACTION_VARIABLE, "0.5")
     apply_memory_fraction(DevicesConfig(memory_fraction=0.4))
-    assert (os.environ[FRACTION], OLD_FRACTION in os.environ) == ("0.4", False)
+    assert (os.environ[FRACTION_VARIABLE], OLD_FRACTION_VARIABLE in os.environ) == ("0.4", False)
 
 
 def test_out_of_memory_becomes_advice():

@@ -14,7 +14,7 @@ from small_training import TINY, change, edit_meta, stop_before
 
 from jaxrl_atari import provenance
 from jaxrl_atari.errors import UserError, VerificationFailed
-from jaxrl_atari.imports import IMPORTS
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.runs import description
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import read_digests
@@ -181,7 +181,7 @@ def test_other_bits_from_other_code_are_no_accusation(then, now, words, run_dir,
 )
 def test_other_bits_from_code_of_the_user_are_no_accusation(kept, helper, words, run_dir, tmp_path, monkeypatch):
     """`helper` is what the user's file imports from beside it."""
-    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
     monkeypatch.setattr(sys, "path", [*sys.path])
     idea = tmp_path / "an_idea_of_the_test.py"
     (tmp_path / helper).parent.mkdir(exist_ok=True)

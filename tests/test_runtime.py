@@ -104,11 +104,11 @@ def test_a_cpu_quota_of_a_container_is_read(tmp_path, own, files, expected):
 
 
 QUOTA = """
-from jaxrl_atari.envs import threads_variable
+from jaxrl_atari.envs import process_threads
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.tuning import tune_process
 cpu.cpu_quota, cpu.usable_cores = lambda: 1.5, lambda: 8
-print(*tune_process(), threads_variable(), sep="\\n")
+print(*tune_process(), process_threads(), sep="\\n")
 """
 
 

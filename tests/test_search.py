@@ -29,7 +29,7 @@ from jaxrl_atari import train
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
-from jaxrl_atari.envs import THREADS
+from jaxrl_atari.envs import THREADS_VARIABLE
 from jaxrl_atari.errors import ConfigError, SessionsFailed, Stopped, UserError
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.tuning import tune_process
@@ -361,7 +361,7 @@ def test_the_config_of_a_trial_follows_its_share(gpu, share):
 
 
 def test_the_user_chooses_the_emulator_threads_of_a_trial(monkeypatch):
-    monkeypatch.setenv(THREADS, "3")
+    monkeypatch.setenv(THREADS_VARIABLE, "3")
     assert MachineShare(0.0, 2).configure(Config()).env.num_threads == 3
     chosen = Config(env=EnvConfig(num_threads=4))
     assert MachineShare(0.0, 2).configure(chosen).env.num_threads == 4

@@ -28,10 +28,10 @@ from jaxrl_atari import ConfigError, UserError, run_training
 from jaxrl_atari import session as session_module
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, TrialConfig
 from jaxrl_atari.config_dicts import set_fields
-from jaxrl_atari.envs import THREADS, threads_variable
+from jaxrl_atari.envs import THREADS_VARIABLE, process_threads
 from jaxrl_atari.errors import SessionsFailed, Stopped
-from jaxrl_atari.hardware.memory import FRACTION
-from jaxrl_atari.imports import IMPORTS, import_named
+from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
+from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.trials import processes, trial
@@ -127,7 +127,7 @@ def test_a_trial_returns_its_summary(trained):
 
 
 def test_code_that_a_finished_run_cannot_keep_is_named(trained, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv(IMPORTS, "[]")
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
     own = tmp_path / "own_code.py"
     own.write_text("x = 1\n")
     import_named([str(own)])
@@ -468,7 +468,10 @@ def test_the_only_session_fails_alike_in_a_process_of_its_own(tmp_path):
         (
             {"sessions": 6, "trial": TrialConfig(parallel=4)},
             4,
-            [{"CUDA_VISIBLE_DEVICES": "3", FRACTION: "0.45"}, {"CUDA_VISIBLE_DEVICES": "1", FRACTION: "0.45"}],
+            [
+                {"CUDA_VISIBLE_DEVICES": "3", FRACTION_VARIABLE: "0.45"},
+                {"CUDA_VISIBLE_DEVICES": "1", FRACTION_VARIABLE: "0.45"},
+            ],
         ),
         ({"sessions": 1}, 1, [{}]),  # in this process, which limits JAX to the first GPU
         ({"devices": DevicesConfig(gpu=1)}, 1, [{}]),  # in this process, which limits JAX to that GPU
@@ -491,13 +494,13 @@ def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate
 @pytest.mark.parametrize(("chosen", "threads"), [(None, 4), ("5", 5)])
 def test_sessions_side_by_side_share_the_emulator_threads_unless_the_user_has_chosen(chosen, threads, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.trials.slots.emulator_cores", lambda: 8)
-    monkeypatch.delenv(THREADS, raising=False)
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
     if chosen is not None:
-        monkeypatch.setenv(THREADS, chosen)
+        monkeypatch.setenv(THREADS_VARIABLE, chosen)
     config = dataclasses.replace(TINY, devices=DevicesConfig(gpu=False), trial=TrialConfig(parallel=2))
     for name, value in plan_slots(config, 2).slots[0].variables.items():
         monkeypatch.setenv(name, value)
-    assert threads_variable() == threads
+    assert process_threads() == threads
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import EnvPool, make_pool, threads_variable
+from jaxrl_atari.envs import EnvPool, make_pool, process_threads
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS
@@ -113,7 +113,7 @@ def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     training.wait()
     config = training.session.config.env
     groups = sum(map(len, training.session.games.groups))
-    threads = config.num_threads or threads_variable() or 0  # of each group, as in training; 0: one per core
+    threads = config.num_threads or process_threads() or 0  # of each group, as in training; 0: one per core
     pool = make_pool(
         config.backend, config.game_name, config.num_envs, seed=0,
         num_threads=threads * groups, rules=config.rules, gymnasium=config.gymnasium,

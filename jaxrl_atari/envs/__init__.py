@@ -31,7 +31,7 @@ from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import UserError, require
 
 __all__ = [
-    "DEFAULT_THREADS",
+    "DEFAULT_THREADS_VARIABLE",
     "THREADS",
     "EnvPool",
     "EnvStep",
@@ -41,28 +41,31 @@ __all__ = [
     "check_environment",
     "env_seeds",
     "make_pool",
-    "threads_variable",
+    "process_threads",
     "user_threads",
 ]
 
-THREADS = "JAXRL_ATARI_THREADS"
+THREADS_VARIABLE = "JAXRL_ATARI_THREADS"
 """Environment variable of the user: number of emulator threads of each pool."""
 
-DEFAULT_THREADS = "JAXRL_ATARI_DEFAULT_THREADS"
-"""Environment variable of this package: the same without `THREADS`, in a process that has a part of the cores."""
+DEFAULT_THREADS_VARIABLE = "JAXRL_ATARI_DEFAULT_THREADS"
+"""Environment variable of this package: the same, in a process with a part of the cores; the user's goes first."""
 
 OLDEST_ALE_PY = (0, 12, 1)
 
 
 def user_threads() -> int | None:
-    """The value of the variable `THREADS`; None if it is not set. Raises `ConfigError` if it is unusable."""
-    return whole_number_variable(THREADS, Limits(0, 4_096))  # as `env.num_threads`
+    """The value of `THREADS_VARIABLE`; None if it is not set. Raises `ConfigError` if it is unusable."""
+    return whole_number_variable(THREADS_VARIABLE, Limits(0, 4_096))  # as `env.num_threads`
 
 
-def threads_variable() -> int | None:
-    """The value of `THREADS`, else of `DEFAULT_THREADS`; None if neither is set. Raises as `user_threads`."""
+def process_threads() -> int | None:
+    """What `user_threads` returns, else the value of `DEFAULT_THREADS_VARIABLE`; None if neither is set.
+
+    Raises `ConfigError` if the value is unusable.
+    """
     chosen = user_threads()
-    return whole_number_variable(DEFAULT_THREADS, Limits(0, 4_096)) if chosen is None else chosen
+    return whole_number_variable(DEFAULT_THREADS_VARIABLE, Limits(0, 4_096)) if chosen is None else chosen
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -133,7 +136,7 @@ def make_pool(
         rules: rules of the protocol. The pool ignores `life_loss_terminal` and `clip_rewards`, which concern
             learning.
         first_env: number of the pool's first environment among all environments of the session.
-        num_threads: number of emulator threads. 0 means `threads_variable()` or, without one, one thread per core.
+        num_threads: number of emulator threads. 0 means `process_threads()` or, without one, one thread per core.
             `gymnasium` has no threads.
         anchor_steps, first_step: see `record.GameRecord`. If `anchor_steps` is 0, there is no record. Only `ale`
             has one: envpool takes seeds only when a pool is made, and a Gymnasium environment may depend on more
@@ -144,11 +147,11 @@ def make_pool(
     Raises:
         UserError: envpool is not installed, ale-py is too old, the game's ROM cannot be read, or a Gymnasium
             environment cannot be used.
-        ConfigError: as `threads_variable`.
+        ConfigError: as `process_threads`.
     """
     require_ale_py()
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
-    num_threads = num_threads or threads_variable() or 0
+    num_threads = num_threads or process_threads() or 0
     # Imported here, so that the interface alone imports no emulator.
     if backend == "envpool":
         from jaxrl_atari.envs.envpool_pool import EnvpoolPool

@@ -28,7 +28,7 @@ from jaxrl_atari.envs.games import game_of_id
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, GymnasiumSettings, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import ConfigError, UserError, reason, require
-from jaxrl_atari.imports import IMPORTS, import_inherited
+from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited
 
 gymnasium.register_envs(ale_py)
 
@@ -217,9 +217,9 @@ def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasiu
     """Makes an environment in a process of an `AsyncVectorEnv`.
 
     Args:
-        imports: what the main process has imported (`imports.IMPORTS`), which is imported first.
+        imports: what the main process has imported (`imports.IMPORTS_VARIABLE`), which is imported first.
     """
-    os.environ[IMPORTS] = imports
+    os.environ[IMPORTS_VARIABLE] = imports
     return make()
 
 
@@ -247,7 +247,7 @@ class GymnasiumPool(EnvPool):
             # A fork of a process that runs JAX can deadlock, and "spawn" imports everything in each process.
             context = "forkserver"
             multiprocessing.get_context(context).set_forkserver_preload([__name__])
-            make = partial(_make_in_worker, os.environ.get(IMPORTS, "[]"), make)
+            make = partial(_make_in_worker, os.environ.get(IMPORTS_VARIABLE, "[]"), make)
             envs = AsyncVectorEnv([make] * len(seeds), context=context, autoreset_mode=AutoresetMode.NEXT_STEP)
         else:
             envs = SyncVectorEnv([make] * len(seeds), autoreset_mode=AutoresetMode.NEXT_STEP)

@@ -12,8 +12,8 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.jax_settings import require_not_started
 
-FRACTION = "XLA_CLIENT_MEM_FRACTION"
-OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+FRACTION_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
+OLD_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 BESIDE_THE_POOL = 0.8 * 2**30
 """Bytes that a process needs in addition to what JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
 
@@ -51,7 +51,7 @@ def memory_fraction(
         hint = f"lower it, or {advice}"
         require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, hint)
         return fraction
-    if sharing == 1 or {FRACTION, OLD_FRACTION} & os.environ.keys():
+    if sharing == 1 or {FRACTION_VARIABLE, OLD_FRACTION_VARIABLE} & os.environ.keys():
         return None
     fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
     of_memory = f"{total / 2**30:.0f} GiB" if total else "the GPU's memory"
@@ -69,10 +69,12 @@ def apply_memory_fraction(devices: DevicesConfig) -> None:
     fraction = devices.memory_fraction
     if fraction is None:
         return
-    if os.environ.get(FRACTION) != str(fraction):  # it is equal in the process of a slot, see `trials/slots.py`
+    if os.environ.get(FRACTION_VARIABLE) != str(
+        fraction
+    ):  # it is equal in the process of a slot, see `trials/slots.py`
         require_not_started("devices.memory_fraction", fraction)
-        os.environ[FRACTION] = str(fraction)
-    os.environ.pop(OLD_FRACTION, None)  # JAX refuses the two together
+        os.environ[FRACTION_VARIABLE] = str(fraction)
+    os.environ.pop(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
 
 
 def do_not_preallocate() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_atari.envs import DEFAULT_THREADS, threads_variable
+from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE, process_threads
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.output import counted
@@ -51,7 +51,7 @@ def tune_process() -> tuple[str, ...]:
     """
     # Both are read again where they count. Here, an unusable value is an error before anything is written.
     cpu.xla_threads()
-    threads_variable()
+    process_threads()
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
         return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
     _keep_freed_memory()
@@ -61,9 +61,9 @@ def tune_process() -> tuple[str, ...]:
 def _limit_emulator_threads() -> list[str]:
     """Sets one emulator thread per CPU of a quota, unless the user has chosen. More threads would take turns."""
     cores = cpu.emulator_cores()
-    if threads_variable() is not None or cores == cpu.usable_cores():
+    if process_threads() is not None or cores == cpu.usable_cores():
         return []
-    os.environ[DEFAULT_THREADS] = str(cores)
+    os.environ[DEFAULT_THREADS_VARIABLE] = str(cores)
     cpus = counted(cpu.cpu_quota(), "CPU")
     return [f"a quota limits this process to {cpus}, so each pool has {counted(cores, 'emulator thread')}"]
 

@@ -43,7 +43,7 @@ class MachineShare(NamedTuple):
         Without a GPU, `devices.gpu` is false. With a part of one, such as 0.25, `devices.memory_fraction` leaves
         room for as many processes on the GPU, here 4; see `memory_fraction`. Each group of environments has as
         many emulator threads as the share has cores, unless the user has chosen `env.num_threads` or, on this
-        machine, the variable `envs.THREADS`.
+        machine, the variable `envs.THREADS_VARIABLE`.
 
         Raises:
             ConfigError: the share of the memory is too small, devices.memory_fraction exceeds it, or the variable

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.envs import DEFAULT_THREADS
+from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
 from jaxrl_atari.hardware.choice import divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
-from jaxrl_atari.hardware.memory import FRACTION, memory_fraction
+from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
 
 
 class Slot(NamedTuple):
@@ -53,7 +53,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     limited = blocks != [division.unlimited]
     slots = [_slot(config.devices, block, division.why, limited, sharing) for block in blocks]
     if parallel > 1:
-        threads = {DEFAULT_THREADS: str(max(1, emulator_cores() // parallel))}
+        threads = {DEFAULT_THREADS_VARIABLE: str(max(1, emulator_cores() // parallel))}
         slots = [slot._replace(variables={**slot.variables, **threads}) for slot in slots]
     return SlotPlan(slots, parallel)
 
@@ -80,5 +80,5 @@ def _slot(devices: DevicesConfig, block: Sequence[int], why: str, limited: bool,
         fraction = memory_fraction(devices, sharing, min(gpu.memory for gpu in gpus))
     if fraction is not None:
         where += f", {fraction:.0%} of its memory"
-        variables[FRACTION] = str(fraction)
+        variables[FRACTION_VARIABLE] = str(fraction)
     return Slot(f"on {where} ({why})", variables)
