@@ -33,7 +33,7 @@ from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import EnvGroup, collect
 from jaxrl_atari.session_arrays import first_arrays
 from jaxrl_atari.traced_options import as_numbers
-from jaxrl_atari.trials.sessions import program_number
+from jaxrl_atari.trials.sessions import compile_key
 from jaxrl_atari.trials.varied_fields import can_vary
 from jaxrl_atari.update import init_train_state, update
 
@@ -517,7 +517,7 @@ def test_a_coefficient_of_a_sweep_and_of_a_stored_run():
     assert config_from_dict(old) == Config()
     assert can_vary("ppo.coefficients.max_c", Config())
     assert not can_vary("ppo.coefficient.max_c", Config())
-    assert program_number(config) == program_number(set_fields(config, {"ppo.coefficients.max_c": 0.7}))
+    assert compile_key(config) == compile_key(set_fields(config, {"ppo.coefficients.max_c": 0.7}))
 
 
 def test_another_coefficient_is_another_loss_and_compiles_nothing():

@@ -37,7 +37,7 @@ from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.trials import processes, trial
 from jaxrl_atari.trials.launch import Failure, Job
 from jaxrl_atari.trials.processes import run_processes
-from jaxrl_atari.trials.sessions import program_number, train_job, unfinished_jobs
+from jaxrl_atari.trials.sessions import compile_key, train_job, unfinished_jobs
 from jaxrl_atari.trials.slots import Slot, plan_slots
 
 TINY = Config(
@@ -516,15 +516,15 @@ def test_sessions_side_by_side_share_the_emulator_threads_unless_the_user_has_ch
     ],
 )
 def test_sessions_share_programs_where_numbers_alone_differ(field, value, shared):
-    numbers = {program_number(config) for config in (TINY, set_fields(TINY, {field: value}))}
+    numbers = {compile_key(config) for config in (TINY, set_fields(TINY, {field: value}))}
     assert len(numbers) == (1 if shared else 2)
 
 
-def run(folder, function, sessions, slots=1, parallel=2, programs=None):
+def run(folder, function, sessions, slots=1, parallel=2, keys=None):
     """The failures of sessions that call a function of `small_sessions`, in the order in which they end."""
-    programs = programs or [0] * sessions
+    keys = keys or [0] * sessions
     jobs = [
-        Job(None, folder, number, description={}, position=number, game="Pong", program=programs[number])
+        Job(None, folder, number, description={}, position=number, game="Pong", compile_key=keys[number])
         for number in range(sessions)
     ]
     places = [Slot(f"on {name}", {"SLOT": name}) for name in "AB"[:slots]]
@@ -635,7 +635,7 @@ def test_without_a_cache_no_session_waits_for_the_programs_of_another(variable, 
 
 @pytest.mark.long
 def test_a_session_with_other_programs_does_not_wait(tmp_path):
-    run(tmp_path, small_sessions.take_turns, 3, slots=2, parallel=3, programs=[7, 7, 8])
+    run(tmp_path, small_sessions.take_turns, 3, slots=2, parallel=3, keys=[7, 7, 8])
     notes = (tmp_path / "notes").read_text().splitlines()
     assert notes.index("A compiled 0") < min(
         notes.index(f"{slot} began 1") for slot in "AB" if f"{slot} began 1" in notes

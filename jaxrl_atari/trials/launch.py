@@ -32,7 +32,7 @@ class Job(NamedTuple):
     position: int  # among all sessions of the trial, suite or sweep; chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
-    program: int = 0  # two jobs with one number run the same compiled programs
+    compile_key: int = 0  # two jobs with the same key run the same compiled programs
 
     @property
     def name(self) -> str:

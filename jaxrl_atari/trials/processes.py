@@ -137,8 +137,8 @@ class _Processes:
         self._train = train
         self._slots = slots
         self._parallel = parallel
-        self._announced: set[int] = set()  # `Job.program` of the programs whose compiler has been named
-        self._available: set[int] = set()  # `Job.program` of the programs for which no session need wait
+        self._announced: set[int] = set()  # keys of the programs whose compiler has been named
+        self._available: set[int] = set()  # keys of the programs for which no session need wait
 
     def is_done(self) -> bool:
         return not self._waiting and not self._running
@@ -161,8 +161,8 @@ class _Processes:
         Returns:
             Whether a job was started.
         """
-        compiling = {child.job.program for child in self._running} - self._available
-        job = next((job for job in self._waiting if job.program not in compiling), None)
+        compiling = {child.job.compile_key for child in self._running} - self._available
+        job = next((job for job in self._waiting if job.compile_key not in compiling), None)
         if job is None or len(self._running) == self._parallel:
             return False
         self._waiting.remove(job)
@@ -185,15 +185,15 @@ class _Processes:
             if Message.KEEPS_PROGRAMS in child.messages:
                 self._announce(child.job)
             if Message.NOTHING_TO_WAIT_FOR in child.messages:
-                self._available.add(child.job.program)
+                self._available.add(child.job.compile_key)
         self._running = [child for child in self._running if child not in ended]
         return ended
 
     def _announce(self, job: Job) -> None:
         """Prints, once for each program, which session compiles it and how many wait for that."""
-        others = sum(job.program == other.program for other in self._waiting)
-        if self._parallel > 1 and others and job.program not in self._announced:
-            self._announced.add(job.program)
+        others = sum(job.compile_key == other.compile_key for other in self._waiting)
+        if self._parallel > 1 and others and job.compile_key not in self._announced:
+            self._announced.add(job.compile_key)
             job.say(f"compiles first; {counted(others, 'session')} with the same programs will read them")
 
     @contextlib.contextmanager

@@ -38,7 +38,7 @@ def unfinished_jobs(
         setting: setting of the trial, in a sweep.
     """
     description = describe(config, run_dir)
-    program = program_number(config)
+    key = compile_key(config)
     return [
         Job(
             config,
@@ -48,14 +48,14 @@ def unfinished_jobs(
             position=first_position + session,
             game=game,
             setting=setting,
-            program=program,
+            compile_key=key,
         )
         for session in range(config.sessions)
         if not is_finished(config, session_path(run_dir, session))
     ]
 
 
-def program_number(config: Config) -> int:
+def compile_key(config: Config) -> int:
     """A number that two configs share only if they run the same compiled programs. It holds in this process alone.
 
     The configs may differ in what the programs take as arguments (`TRACED_OPTIONS`), such as the learning rate.
