@@ -41,7 +41,7 @@ from jaxrl_atari.search import command
 from jaxrl_atari.search import results as results_module
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import read_search
-from jaxrl_atari.search.results import ResultsKeeper, save_search_results, search_results
+from jaxrl_atari.search.results import SearchResultsKeeper, save_search_results, search_results
 from jaxrl_atari.search.space import (
     CategoricalDistribution,
     FloatDistribution,
@@ -510,7 +510,7 @@ def test_a_trial_that_has_ended_is_read_once_while_others_train(tmp_path, monkey
     """Each end of a trial would else read the log points of all trials again."""
     config = Config(name="small", total_env_steps=9000)
     search = new_search(tmp_path, config, trials=4)
-    keeper = ResultsKeeper(tmp_path, config, search, open_study(tmp_path, search))
+    keeper = SearchResultsKeeper(tmp_path, config, search, open_study(tmp_path, search))
     read = []
 
     def progress_and_note(run_dir):

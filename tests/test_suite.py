@@ -24,7 +24,7 @@ from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.jobs import unfinished_jobs_of_sweep
-from jaxrl_atari.suite.results import ResultsKeeper
+from jaxrl_atari.suite.results import SuiteResultsKeeper
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
 from jaxrl_atari.suite.sweep import plan_sweep, read_plan, write_plan
 
@@ -290,7 +290,7 @@ def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
     (directory / second.label / "Pong").mkdir(exist_ok=True)
     damaged = directory / second.label / "Pong" / "config.json"
     damaged.write_text("{")
-    results = ResultsKeeper(directory, sweep)
+    results = SuiteResultsKeeper(directory, sweep)
     for _ in range(2):  # each time a job of the first setting ends
         results.on_end(next(job for job in jobs if job.setting == first.label), None)
         assert "the results cannot be read: " in capsys.readouterr().out
@@ -304,7 +304,7 @@ def test_games_that_are_complete_are_read_once_while_others_train(tmp_path, monk
     """With 57 games and several settings, each end of a session would else read all of them again."""
     suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
     plan = read_plan(suite_dir)
-    results = ResultsKeeper(suite_dir, plan)
+    results = SuiteResultsKeeper(suite_dir, plan)
     jobs = unfinished_jobs_of_sweep(suite_dir, plan)
     assert [job.name for job in jobs] == ["game Alien  session 0", "game Alien  session 1"]
     reads = []
@@ -329,7 +329,7 @@ def test_results_that_could_not_be_saved_are_saved_when_any_session_ends(tmp_pat
     sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
     sweep = read_plan(sweep_dir)
     first, second = sweep.settings
-    results = ResultsKeeper(sweep_dir, sweep)
+    results = SuiteResultsKeeper(sweep_dir, sweep)
     (blocked,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting == first.label]
     (other,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting == second.label]
     (sweep_dir / first.label / "results.md").mkdir()

@@ -30,7 +30,7 @@ from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, is_search, resum
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search
-from jaxrl_atari.search.results import ResultsKeeper, save_search_results, search_results
+from jaxrl_atari.search.results import SearchResultsKeeper, save_search_results, search_results
 from jaxrl_atari.search.study import (
     failure_text,
     open_study,
@@ -195,7 +195,7 @@ def _train_trials(
     for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
     failures = Failures("trial")
-    results = ResultsKeeper(search_dir, config, search, study)
+    results = SearchResultsKeeper(search_dir, config, search, study)
 
     def on_end(number: int, failure: Failure | None) -> None:
         """Records the end of a trial, given the failure of its process, if any."""

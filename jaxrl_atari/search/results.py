@@ -107,7 +107,7 @@ def save_search_results(search_dir: Path, results: SearchResults) -> None:
         write_file(search_dir / file, config_source(results.best, f"{values}\n\n{usage}\n"))
 
 
-class ResultsKeeper:
+class SearchResultsKeeper:
     """Keeps the results of a search up to date while its trials train.
 
     Args:

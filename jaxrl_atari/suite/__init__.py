@@ -12,6 +12,6 @@ is a sweep in which nothing varies. A plan (`SuitePlan`, `SweepPlan`) says what 
 | vary | the option --vary |
 | sweep | `SweepPlan`: config, games and the values that vary, hence the settings; sweep.json |
 | jobs | the jobs of a plan: whether they can be trained, which are left, and their training |
-| results | `ResultsKeeper`: saves the results when a job ends; at the end it shows, saves and draws them |
+| results | `SuiteResultsKeeper`: saves the results when a job ends; at the end it shows, saves and draws them |
 | sweep_results | `SweepResults`: the table of a sweep, and its graph |
 """

@@ -23,7 +23,7 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.layout import is_suite, is_sweep, resume_command
 from jaxrl_atari.runs.run_dir import claim_run_dir
-from jaxrl_atari.suite.results import ResultsKeeper
+from jaxrl_atari.suite.results import SuiteResultsKeeper
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan, continue_sweep, plan_sweep, read_plan, write_plan
 from jaxrl_atari.suite.vary import parse_vary, vary_options
@@ -156,7 +156,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             write_plan(directory, plan)
         _say_plan(directory, plan, before)
         _say_finished(plan, jobs)
-        results = ResultsKeeper(directory, plan)
+        results = SuiteResultsKeeper(directory, plan)
         if jobs:
             with _saved_if_stopped(directory, results):
                 train_jobs(jobs, plan, directory, options.address, options.resources, results.on_end)
@@ -184,7 +184,7 @@ def _say_finished(plan: SweepPlan, jobs: Sequence[Job]) -> None:
 
 
 @contextlib.contextmanager
-def _saved_if_stopped(directory: Path, results: ResultsKeeper) -> Iterator[None]:
+def _saved_if_stopped(directory: Path, results: SuiteResultsKeeper) -> Iterator[None]:
     """Saves the results after a stop request, and raises `KeyboardInterrupt` with the command that goes on."""
     try:
         yield

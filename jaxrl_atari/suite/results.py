@@ -49,7 +49,7 @@ class _SettingResults:
         self.is_saved = True
 
 
-class ResultsKeeper:
+class SuiteResultsKeeper:
     """Keeps the results of a suite or a sweep up to date while its sessions train, and notes which jobs failed.
 
     A sweep has a suite for each of its settings. Results are made from the metrics of the sessions. Results that
