@@ -422,9 +422,9 @@ class Config:
         require_itself(self, Config, "config")
         for each in dataclasses.fields(self):
             kind = each.default_factory
-            group = getattr(self, each.name)
-            if isinstance(kind, type) and isinstance(group, kind):  # `check_fields` refuses another type
-                require_itself(group, kind, each.name)
+            value = getattr(self, each.name)
+            if isinstance(kind, type) and isinstance(value, kind):  # `check_fields` refuses another type
+                require_itself(value, kind, each.name)
 
     def _check_trial(self) -> None:
         """Raises `ConfigError` for a name, seed or budget that no trial can have."""

@@ -75,11 +75,11 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     for name, value in fields.items():
         is_field = name in known or name.rpartition(".")[0] in DICTIONARIES
         require(is_field, name, value, "a field of the config")
-        *groups, leaf = name.split(".")
-        group = values
-        for each in groups:
-            group = group[each]
-        group[leaf] = value
+        *parents, leaf = name.split(".")
+        parent = values
+        for each in parents:
+            parent = parent[each]
+        parent[leaf] = value
     return config_from_dict(values)
 
 

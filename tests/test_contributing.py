@@ -144,7 +144,7 @@ def test_another_metric(copy):
     copy.insert(
         "docs/metrics.md", "| `entropy` |", "| `mean_ratio` | | mean over updates of mean(ratio) | near 1 |\n"
     )
-    failed, passed = copy.test("the unit, group and place of a metric", "float64 or column or csv")
+    failed, passed = copy.test("the unit, section and place of a metric", "float64 or column or csv")
     assert failed == set()
     assert len(passed) > 2
     assert float(copy.train()["mean_ratio"]) == pytest.approx(1.0, abs=0.1)

@@ -28,7 +28,7 @@ CONFIG = change(
 )
 OVERLAP = change(CONFIG, overlap="update")
 TIMES = {"wall_seconds", "unix_time", "sps"} | {
-    name for name, column in COLUMNS.items() if column.group in ("system", "time")
+    name for name, column in COLUMNS.items() if column.section in ("system", "time")
 }
 
 

@@ -22,7 +22,7 @@ def read(devices):
     """The GPUs' columns."""
     with monitor(devices) as read_now:
         row = read_now()
-    assert list(row) == [name for name, column in COLUMNS.items() if column.group == "system"]
+    assert list(row) == [name for name, column in COLUMNS.items() if column.section == "system"]
     assert row["rss_gib"] > 0.01
     return [row[name] for name in GPU_COLUMNS]
 

@@ -98,9 +98,9 @@ def in_a_process(code, session_dir, **environment):
 
 def test_the_documentation_defines_every_column():
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    for group, table in re.findall(r"^## [^\n]*\(`(\w+)`\)$(.*?)(?=^## |\Z)", page, re.M | re.S):
+    for section, table in re.findall(r"^## [^\n]*\(`(\w+)`\)$(.*?)(?=^## |\Z)", page, re.M | re.S):
         described = re.findall(r"^\| `(\w+)` \| *(.*?) *\|", table, re.M)
-        assert described == [(name, column.unit) for name, column in COLUMNS.items() if column.group == group]
+        assert described == [(name, column.unit) for name, column in COLUMNS.items() if column.section == section]
 
 
 def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):

@@ -242,8 +242,8 @@ def _in_tyros_form(words: Sequence[str], options: Any) -> list[str]:
     opposites: dict[str, str] = {}  # `--log.graphs` -> `--log.no-graphs`, and back
     for name, kind in option_types(options).items():
         if kind is bool:
-            group, dot, leaf = name.rpartition(".")
-            on, off = f"--{name}", f"--{group}{dot}no-{leaf}"
+            prefix, dot, leaf = name.rpartition(".")
+            on, off = f"--{name}", f"--{prefix}{dot}no-{leaf}"
             opposites |= {on: off, off: on}
 
     result = []

@@ -1,4 +1,4 @@
-"""The columns of metrics.csv, with group of graphs, unit and definition. docs/metrics.md explains them at length.
+"""The columns of metrics.csv, with section of graphs, unit and definition. docs/metrics.md explains them.
 
 An algorithm may log other metrics. These are written after the columns listed here, and drawn among "losses". An
 entry here adds a unit, a definition and a place in the order.
@@ -10,7 +10,7 @@ from typing import NamedTuple
 class Column(NamedTuple):
     """One column of a log point."""
 
-    group: str  # group of graphs in TensorBoard and Weights & Biases
+    section: str  # section of graphs in TensorBoard and Weights & Biases
     unit: str
     definition: str
 
@@ -52,10 +52,10 @@ COLUMNS = {
 "losses" are means over the updates that were read since the last log point (`session_log.SessionLog`).
 """
 
-TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group == "time")
+TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.section == "time")
 """Where the time since the last log point went; their sum is 100."""
 
-MACHINE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.group in ("system", "time"))
+MACHINE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.section in ("system", "time"))
 """Load of the machine, and where the time went."""
 
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off", "unix_time")
@@ -65,9 +65,9 @@ AXES = ("env_steps", "unix_time")
 """Columns that TensorBoard and Weights & Biases have as axes, and do not draw."""
 
 
-def group_of(name: str) -> str:
-    """The group of graphs of any column that a session logs."""
-    return COLUMNS[name].group if name in COLUMNS else "losses"
+def section_of(name: str) -> str:
+    """The section of graphs of any column that a session logs."""
+    return COLUMNS[name].section if name in COLUMNS else "losses"
 
 
 def unit_of(name: str) -> str:

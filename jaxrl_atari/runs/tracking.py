@@ -11,7 +11,7 @@ from typing import Any
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError, reason, require_package
-from jaxrl_atari.runs.columns import AXES, group_of
+from jaxrl_atari.runs.columns import AXES, section_of
 from jaxrl_atari.runs.early_runs import add_times
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
 from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
@@ -20,7 +20,7 @@ from jaxrl_atari.runs.writers import Row, Writer, known_values
 
 def charts(row: Row) -> dict[str, int | float]:
     """The charts that TensorBoard and Weights & Biases draw of a log point: "charts/return_ma" -> value."""
-    return {f"{group_of(name)}/{name}": value for name, value in known_values(row).items() if name not in AXES}
+    return {f"{section_of(name)}/{name}": value for name, value in known_values(row).items() if name not in AXES}
 
 
 def evaluation_charts(row: Row) -> dict[str, float]:

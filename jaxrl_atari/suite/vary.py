@@ -59,8 +59,8 @@ def vary_options(vary: Mapping[str, Sequence[Any]]) -> str:
 def _similar_name(name: str, config: Config) -> str:
     """`did you mean NAME?` if a name resembles a known field, or may be a coefficient; else an empty text."""
     names = fields_that_can_vary(config)
-    group, _, last = name.rpartition(".")
-    if "." in group:
+    prefix, _, last = name.rpartition(".")
+    if "." in prefix:
         names.append(f"{COEFFICIENTS}.{last}")
     return did_you_mean(name, names)
 

@@ -155,10 +155,10 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
 
 
 End = TypeVar("End", covariant=True)
-"""What a `Group` says of a job that has ended."""
+"""What a `JobQueue` says of a job that has ended."""
 
 
-class Group(Protocol[End]):
+class JobQueue(Protocol[End]):
     """Jobs that run outside this process: some wait for room, others run."""
 
     def is_done(self) -> bool:
@@ -174,8 +174,8 @@ class Group(Protocol[End]):
         ...
 
 
-def poll_until_done(group: Group[End], stop: StopRequest, on_end: Callable[[End, bool], object]) -> None:
-    """Runs the jobs of a group until all have ended. A stop request is passed on to them once.
+def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[End, bool], object]) -> None:
+    """Runs the jobs of a queue until all have ended. A stop request is passed on to them once.
 
     If an error is raised, for example by `on_end`, the jobs first write their last checkpoints and end.
 
@@ -187,16 +187,16 @@ def poll_until_done(group: Group[End], stop: StopRequest, on_end: Callable[[End,
     """
     stopping = False
     try:
-        while not group.is_done():
+        while not queue.is_done():
             if stop.requested and not stopping:
                 stopping = True
-                group.stop()
-            for end in group.poll():
+                queue.stop()
+            for end in queue.poll():
                 on_end(end, stopping)
     except Exception:
-        group.stop()
-        while not group.is_done():
-            group.poll()
+        queue.stop()
+        while not queue.is_done():
+            queue.poll()
         raise
     if stopping:
         raise KeyboardInterrupt

@@ -129,7 +129,7 @@ def run_processes(
 
 
 class _Processes:
-    """The jobs of `run_processes`, a `launch.Group`: those that wait for a process, and those that have one."""
+    """The jobs of `run_processes`, a `launch.JobQueue`: those that wait for a process, and those that have one."""
 
     def __init__(self, jobs: Sequence[Job], train: Train, slots: Sequence[Slot], parallel: int):
         self._waiting = list(jobs)

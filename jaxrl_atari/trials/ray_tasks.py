@@ -102,7 +102,7 @@ def _call_on_end(ended: _EndedTask, stopping: bool) -> None:
 
 
 class _Tasks:
-    """The tasks of `run_tasks`, a `launch.Group`: those that wait for room on the cluster, and those that run.
+    """The tasks of `run_tasks`, a `launch.JobQueue`: those that wait for room on the cluster, and those that run.
 
     Args:
         share: the share of a machine that each task gets.

@@ -9,8 +9,8 @@ FIXED_FIELDS = {
 }  # fmt: skip
 """Fields that neither a sweep nor a search can vary."""
 
-FIXED_GROUPS = ("devices.", "trial.", "evaluation.", "log.", "env.options.")
-"""Groups whose fields neither a sweep nor a search can vary, as the beginnings of dotted names."""
+FIXED_PREFIXES = ("devices.", "trial.", "evaluation.", "log.", "env.options.")
+"""The beginnings of the dotted names of further fields that neither a sweep nor a search can vary."""
 
 COEFFICIENTS = "ppo.coefficients"
 """The field with the coefficients of the algorithm, of which `ppo.coefficients.NAME` is one.
@@ -25,13 +25,13 @@ def fields_that_can_vary(config: Config) -> list[str]:
     A coefficient is among them only if the config has a value for it; see `is_coefficient` for the others.
     """
     fixed = FIXED_FIELDS | {COEFFICIENTS}
-    return [name for name in flat(config.to_dict()) if name not in fixed and not name.startswith(FIXED_GROUPS)]
+    return [name for name in flat(config.to_dict()) if name not in fixed and not name.startswith(FIXED_PREFIXES)]
 
 
 def is_coefficient(name: str) -> bool:
     """Whether a dotted name has the form of a coefficient's. Only the algorithm knows whether it has this one."""
-    group, _, coefficient = name.rpartition(".")
-    return group == COEFFICIENTS and coefficient.isidentifier()
+    field, _, coefficient = name.rpartition(".")
+    return field == COEFFICIENTS and coefficient.isidentifier()
 
 
 def can_vary(name: str, config: Config) -> bool:
