@@ -1,7 +1,8 @@
 """What an algorithm is: four pure functions (`Algorithm`), and the data that they are given.
 
 The algorithms themselves are in `ppo.py` and `algorithms/`; `update.py` runs them. `register_algorithm` gives an
-algorithm a name, which a config may choose.
+algorithm a name, which a config may choose. The `config` is what a run was given, a `Config` or a part of one; the
+`options` of an update are its part `ppo` with the values in force (`resolved_options`).
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment.
 """
@@ -149,34 +150,34 @@ class Algorithm(NamedTuple):
             is loaded. `extra` holds no random keys: `prepare` and `loss` get new ones. Replace it for a second
             network, or for statistics that are kept between updates.
 
-        prepare(state, apply, rollout, mean, config, key) -> state, samples, metrics
+        prepare(state, apply, rollout, mean, options, key) -> state, samples, metrics
             Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
             the state from which the gradient steps start; the samples, any pytree of arrays [T, B, ...]; metrics.
             Most algorithms return the state as it is, or with another `extra`, as in `state.replace(extra=...)`.
-            All of it must keep its form, and be equal on all devices: compute it from `state`, `config`, `key`,
+            All of it must keep its form, and be equal on all devices: compute it from `state`, `options`, `key`,
             `mean(x)` and `mean.moments(x)`. A plain `jnp.mean` sees one device's part. `key` is the same on all
             devices, so numbers drawn with the shape [T, B] repeat on each of them: draw here what is shared, and
             noise of single samples in `loss`, whose `batch.key` differs. `minibatches.apply_to_rollout` gives the
             outputs of the network for steps 0 to T. Replace it for other targets or other rewards.
 
-        loss(params, apply, batch, config) -> loss, metrics
+        loss(params, apply, batch, options) -> loss, metrics
             Called in every gradient step; JAX differentiates it with respect to `params`. `batch` is a
             `Minibatch`, whose samples are those of `prepare`, [N, ...]. The loss is float32 [].
 
-        optimizer(config) -> optax.GradientTransformation
-            In every update, and for the first state. `config.learning_rate` is the rate of this update, a traced
+        optimizer(options) -> optax.GradientTransformation
+            In every update, and for the first state. `options.learning_rate` is the rate of this update, a traced
             number. An optimiser of optax works if its `update` needs no more than gradients, state and
             parameters. docs/idea.md, "Another optimiser", names the kinds that are refused.
 
     `apply` is the network (`network_interface.Apply`, with its `Outputs`), `key` a random key, the same on all
     devices. Metrics are `Metrics`, and are logged.
 
-    `config` is a `PPOConfig` as `resolved_options` returns it. Its options marked `TRACED` (`config.py`), such as
+    `options` is a `PPOConfig` as `resolved_options` returns it. Its options marked `TRACED` (`config.py`), such as
     `gamma` and `coefficients`, are traced numbers: data of the compiled update, so that another value compiles
     nothing. `learning_rate` and `clip_epsilon` are those of this update. The others are plain Python values.
 
     `coefficients` are further numbers of the algorithm, by their names, with their defaults. A run chooses others
-    with the option `ppo.coefficients`; the functions find the values in force in `config.coefficients`.
+    with the option `ppo.coefficients`; the functions find the values in force in `options.coefficients`.
     """
 
     init: Callable[[Any, jax.Array], tuple[Any, Any]]

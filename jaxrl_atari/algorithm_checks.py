@@ -102,7 +102,7 @@ def check_names(names: Set[str], taken: Set[str]) -> None:
 UNFIT = {
     (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState): (
         "an optimiser without inject_hyperparams, which keeps the rate of the first update:"
-        " optimizer(config) is called in every update, and config.learning_rate is the rate of that update"
+        " optimizer(options) is called in every update, and options.learning_rate is the rate of that update"
     ),
     (optax.contrib.ScheduleFreeState, optax.contrib.SAMState): (
         "an optimiser that trains the parameters with which the policy acts; schedule_free and sam train others"

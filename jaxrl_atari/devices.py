@@ -126,9 +126,9 @@ def local_device(index: int | None, gpus: Mapping[int, jax.Device], option: str)
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
     """The device that a `gpu` option means; see `place`."""
-    options = DevicesConfig(gpu=gpu)
-    check_fields(options, "devices.")
-    return place(options, field).home
+    devices = DevicesConfig(gpu=gpu)
+    check_fields(devices, "devices.")
+    return place(devices, field).home
 
 
 # --- Check of placement ------------------------------------------------------------------------------------------

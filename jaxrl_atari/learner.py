@@ -53,12 +53,12 @@ class Learner:
         """
         return self._parallel.local_part(self._state, 0)
 
-    def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
+    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout.
 
         Args:
             rollouts: the part of each local device.
-            config: as `schedules.current_options` returns it: scheduled options have their values of this update.
+            options: as `schedules.current_options` returns it: scheduled options have their values of this update.
             key: for its minibatches, and for what the algorithm draws.
 
         Returns:
@@ -69,11 +69,11 @@ class Learner:
         """
         rollout = self._parallel.assemble(rollouts)
         # On several devices the key becomes integers. `DataParallel.compile` turns the last argument into a key.
-        config, key = self._parallel.replicate((config, key))
+        options, key = self._parallel.replicate((options, key))
         if self._check:
             arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
-        self._state, metrics = self._update(self._state, rollout, config, key)
+        self._state, metrics = self._update(self._state, rollout, options, key)
         if self._check or not self._has_updated:
             self._check_state()
         self._has_updated = True
@@ -153,11 +153,11 @@ class OverlappedLearner(Learner):
             self._running.result()
             self._running = None
 
-    def update(self, rollouts: Sequence[Rollout], config: PPOConfig, key: jax.Array) -> ReadMetrics:
+    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout, once the one before has ended."""
         self._wait()
         self._acting = _copy(self.state.params)
-        self._running = self._thread.submit(self._update_in_thread, rollouts, config, key)
+        self._running = self._thread.submit(self._update_in_thread, rollouts, options, key)
         return self._running.result
 
     def _update_in_thread(self, *arguments: Any) -> dict[str, float]:
@@ -181,7 +181,7 @@ class OverlappedLearner(Learner):
 
 @lru_cache(maxsize=8)
 def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> Callable:
-    """`update.update` on these devices: state, rollout, config, key -> state, metrics. The state is consumed.
+    """`update.update` on these devices: state, rollout, options, key -> state, metrics. The state is consumed.
 
     The sessions of a process share it, so that it is compiled once.
     """

@@ -61,7 +61,7 @@ def minibatch_indices(
     return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
 
 
-def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
+def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
     """The samples of each gradient step of an update.
 
     A recurrent network learns from whole environments: a minibatch has all T steps of some of them.
@@ -74,16 +74,16 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, config: PPOConfig, shard:
             environments.
     """
     length, num_envs = rollout.action.shape
-    size = config.minibatch_size // shard.count
+    size = options.minibatch_size // shard.count
     samples = length * num_envs
     expected = f"a divisor of the {samples * shard.count} samples of the rollout"
-    require(samples % size == 0, "ppo.minibatch_size", config.minibatch_size, expected)
-    uniform = config.minibatches == "uniform"
+    require(samples % size == 0, "ppo.minibatch_size", options.minibatch_size, expected)
+    uniform = options.minibatches == "uniform"
     if not is_recurrent(rollout.carry):
-        return minibatch_indices(key, length, num_envs, config.epochs, size, shard, uniform)
+        return minibatch_indices(key, length, num_envs, options.epochs, size, shard, uniform)
     expected = f"a multiple of {length * shard.count}, the steps of one environment on each device"
-    require(size % length == 0, "ppo.minibatch_size", config.minibatch_size, expected)
-    envs = minibatch_indices(key, 1, num_envs, config.epochs, size // length, shard, uniform)
+    require(size % length == 0, "ppo.minibatch_size", options.minibatch_size, expected)
+    envs = minibatch_indices(key, 1, num_envs, options.epochs, size // length, shard, uniform)
     return whole_environments(envs, length, num_envs)
 
 
@@ -117,7 +117,7 @@ def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Ob
     return Observation(stacks, first, jax.tree.map(lambda x: x[envs], rollout.carry))
 
 
-def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig) -> Outputs:
+def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig) -> Outputs:
     """The outputs of the network for every step of a rollout and for step T, the first one of the next rollout.
 
     The parameters need not be those that acted. To bound the memory, a device computes no more samples at a time
@@ -130,7 +130,7 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, co
         Outputs [T + 1, B, ...] without a carry.
     """
     steps, num_envs = rollout.age.shape  # T + 1
-    most = max(1, config.minibatch_size // mean.devices // steps)
+    most = max(1, options.minibatch_size // mean.devices // steps)
     width = max(n for n in range(1, min(most, num_envs) + 1) if num_envs % n == 0)  # environments at a time
     envs = jnp.arange(num_envs).reshape(-1, width)
 

@@ -105,18 +105,18 @@ def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.A
 
 
 def ppo_prepare(
-    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
+    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
     """`Algorithm.prepare`: the samples of a rollout, with the targets of GAE. The state stays as it is."""
-    assert config.gae_lambda is not None  # `update` has checked it
+    assert options.gae_lambda is not None  # `update` has checked it
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
         bootstrap_value=rollout.bootstrap_value,
         terminated=rollout.terminated,
         truncated=rollout.truncated,
-        gamma=config.gamma,
-        gae_lambda=config.gae_lambda,
+        gamma=options.gamma,
+        gae_lambda=options.gae_lambda,
     )
     target = advantage + rollout.value
     samples = Samples(rollout.action, rollout.log_prob, rollout.value, advantage, target)
@@ -126,12 +126,12 @@ def ppo_prepare(
 # --- The loss ----------------------------------------------------------------------------------------------------
 
 
-def ppo_loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
+def ppo_loss(params: Any, apply: Apply, batch: Minibatch, options: PPOConfig) -> tuple[jax.Array, Metrics]:
     """`Algorithm.loss`: `ppo_loss_of_outputs`, for the outputs of the network."""
-    return ppo_loss_of_outputs(apply(params, batch.observation), batch, config)
+    return ppo_loss_of_outputs(apply(params, batch.observation), batch, options)
 
 
-def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
+def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) -> tuple[jax.Array, Metrics]:
     """The loss of one minibatch: the negative of the objective of PPO (arXiv:1707.06347, equation 9).
 
         policy  = -mean(min(ratio A, clip(ratio, 1 - eps, 1 + eps) A))                            (equation 7)
@@ -146,8 +146,8 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -
         outputs: of the network for the N samples. Logits are finite: -1e9 rules an action out, and -inf would make
             the entropy NaN.
         batch: its samples are `Samples`.
-        config: without `clip_value_loss`, the value loss is mean((V - target)^2) / 2. With `normalize_advantages`,
-            A is the advantage with mean 0 and standard deviation 1 over the minibatch.
+        options: without `clip_value_loss`, the value loss is mean((V - target)^2) / 2. With
+            `normalize_advantages`, A is the advantage with mean 0 and standard deviation 1 over the minibatch.
 
     Returns:
         The loss, and its parts as metrics; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
@@ -159,23 +159,23 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, config: PPOConfig) -
     chex.assert_rank([logits, value], [2, 1])
     chex.assert_equal_shape([value, samples.action, samples.advantage, samples.target, mean.weight])
     advantage = samples.advantage
-    if config.normalize_advantages:
-        advantage = mean.normalize(advantage, config.unbiased_std)
+    if options.normalize_advantages:
+        advantage = mean.normalize(advantage, options.unbiased_std)
     log_ratio = log_prob_of(logits, samples.action) - samples.log_prob
     ratio = jnp.exp(log_ratio)
-    clipped_ratio = jnp.clip(ratio, 1.0 - config.clip_epsilon, 1.0 + config.clip_epsilon)
+    clipped_ratio = jnp.clip(ratio, 1.0 - options.clip_epsilon, 1.0 + options.clip_epsilon)
     policy_loss = -mean(jnp.minimum(ratio * advantage, clipped_ratio * advantage))
 
     value_error = jnp.square(value - samples.target)
-    if config.clip_value_loss:
-        value_change = jnp.clip(value - samples.value, -config.clip_epsilon, config.clip_epsilon)
+    if options.clip_value_loss:
+        value_change = jnp.clip(value - samples.value, -options.clip_epsilon, options.clip_epsilon)
         value_error = jnp.maximum(value_error, jnp.square(samples.value + value_change - samples.target))
     value_loss = 0.5 * mean(value_error)
 
     log_probs = jax.nn.log_softmax(logits)
     entropy = mean(-jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1))
-    loss = policy_loss + config.value_coef * value_loss - config.entropy_coef * entropy
-    outside = jnp.abs(ratio - 1.0) > config.clip_epsilon
+    loss = policy_loss + options.value_coef * value_loss - options.entropy_coef * entropy
+    outside = jnp.abs(ratio - 1.0) > options.clip_epsilon
     return loss, {
         "policy_loss": policy_loss,
         "value_loss": value_loss,
@@ -193,14 +193,14 @@ def ppo_init(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
     return params, ()
 
 
-def ppo_optimizer(config: PPOConfig) -> optax.GradientTransformation:
+def ppo_optimizer(options: PPOConfig) -> optax.GradientTransformation:
     """`Algorithm.optimizer`: AdamW after clipping by the global norm."""
     return optax.chain(
-        optax.clip_by_global_norm(config.max_grad_norm),
+        optax.clip_by_global_norm(options.max_grad_norm),
         # Not `optax.adamw`, which nests these: the arrays of a checkpoint would have other names.
-        optax.scale_by_adam(eps=config.adam_epsilon),
-        optax.add_decayed_weights(config.weight_decay),
-        optax.scale_by_learning_rate(config.learning_rate),
+        optax.scale_by_adam(eps=options.adam_epsilon),
+        optax.add_decayed_weights(options.weight_decay),
+        optax.scale_by_learning_rate(options.learning_rate),
     )
 
 

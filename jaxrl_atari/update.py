@@ -26,7 +26,7 @@ from jaxrl_atari.minibatches import draw_minibatches, observe
 from jaxrl_atari.network_interface import Apply
 
 
-def init_train_state(params: Any, config: PPOConfig, algorithm: Algorithm, key: jax.Array) -> TrainState:
+def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key: jax.Array) -> TrainState:
     """The state before the first update.
 
     Args:
@@ -38,7 +38,7 @@ def init_train_state(params: Any, config: PPOConfig, algorithm: Algorithm, key: 
             wrongly without an error.
     """
     params, extra = check_first_state(params, algorithm.init(params, key))
-    opt_state = algorithm.optimizer(config).init(params)
+    opt_state = algorithm.optimizer(options).init(params)
     check_optimizer_state(opt_state)
     return TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra)
 
@@ -46,7 +46,7 @@ def init_train_state(params: Any, config: PPOConfig, algorithm: Algorithm, key: 
 def update(
     state: TrainState,
     rollout: Rollout,
-    config: PPOConfig,
+    options: PPOConfig,
     key: jax.Array,
     *,
     apply: Apply,
@@ -60,7 +60,7 @@ def update(
     split, beyond rounding and except for what an algorithm draws.
 
     Args:
-        config: as `schedules.current_options` returns it: scheduled options have their values of this update.
+        options: as `schedules.current_options` returns it: scheduled options have their values of this update.
         key: for the minibatches, and for what the algorithm draws; the same on all devices.
         apply: the network.
         shard: this device's part of the rollout.
@@ -68,25 +68,25 @@ def update(
     Returns:
         The new state, and metrics. Means over the gradient steps taken: those that the loss returned, `loss`
         itself, and `gradient_norm`, the global norm before the optimiser clips it. Then those of `prepare`. With
-        `config.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
+        `options.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: `config.gae_lambda` is None, the lambda of a game that an update does not know; or a function
-            of the algorithm returned what `algorithm_checks.py` refuses; or `config.target_kl` is set, and the
+        ConfigError: `options.gae_lambda` is None, the lambda of a game that an update does not know; or a function
+            of the algorithm returned what `algorithm_checks.py` refuses; or `options.target_kl` is set, and the
             loss returns no `approx_kl`.
         TypeError: the loss is not a single number; JAX's message has its shape.
     """
     hint = "give an update resolved_options(config) in place of config.ppo"
-    require(config.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
+    require(options.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
     # loss, and `epochs + 1` for `prepare`.
-    indices = draw_minibatches(key, rollout, config, shard)
-    loss_key = jax.random.fold_in(jax.random.fold_in(key, config.epochs), shard.index)
-    prepare_key = jax.random.fold_in(key, config.epochs + 1)
-    optimizer = algorithm.optimizer(config)
-    rollout = with_conventions(rollout, config)
+    indices = draw_minibatches(key, rollout, options, shard)
+    loss_key = jax.random.fold_in(jax.random.fold_in(key, options.epochs), shard.index)
+    prepare_key = jax.random.fold_in(key, options.epochs + 1)
+    optimizer = algorithm.optimizer(options)
+    rollout = with_conventions(rollout, options)
     mean = Mean.over(rollout.weight, shard)
-    returned = algorithm.prepare(state, apply, rollout, mean, config, prepare_key)
+    returned = algorithm.prepare(state, apply, rollout, mean, options, prepare_key)
     prepared, samples, rollout_metrics = check_prepared(state, returned, rollout)
     rollout_metrics = mean_over_devices(rollout_metrics, shard)
     # [T, B, ...] -> [T * B, ...]
@@ -103,19 +103,19 @@ def update(
             extra=before.extra,
         )
         value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
-        (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, config)
+        (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, options)
         gradients, metrics = mean_over_devices((gradients, as_floats(metrics) | {"loss": loss}), shard)
         updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
         params = optax.apply_updates(before.params, updates)
         after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
         return after, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
-    if config.target_kl is None:
+    if options.target_kl is None:
         trained, metrics = lax.scan(step, prepared, indices)
         metrics = jax.tree.map(jnp.mean, metrics)
     else:
-        by_epoch = indices.reshape(config.epochs, -1, indices.shape[-1])
-        trained, metrics = scan_epochs(step, prepared, by_epoch, config.target_kl)
+        by_epoch = indices.reshape(options.epochs, -1, indices.shape[-1])
+        trained, metrics = scan_epochs(step, prepared, by_epoch, options.target_kl)
     check_names(rollout_metrics.keys(), metrics.keys())
     return trained, metrics | rollout_metrics
 
@@ -184,14 +184,14 @@ def scan_epochs(
     return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}
 
 
-def with_conventions(rollout: Rollout, config: PPOConfig) -> Rollout:
-    """The rollout with the conventions of other implementations, where the config asks for them.
+def with_conventions(rollout: Rollout, options: PPOConfig) -> Rollout:
+    """The rollout with the conventions of other implementations, where the options ask for them.
 
     truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
     learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)
     """
-    if config.truncation_is_terminal:
+    if options.truncation_is_terminal:
         rollout = rollout._replace(terminated=rollout.terminated | rollout.truncated)
-    if config.learn_from_auto_resets:
+    if options.learn_from_auto_resets:
         rollout = rollout._replace(weight=jnp.ones_like(rollout.weight))
     return rollout

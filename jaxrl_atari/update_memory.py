@@ -40,16 +40,16 @@ def update_memory(config: Config, device: jax.Device, learners: int = 1) -> Upda
     """
     num_envs = config.env.num_envs // learners
     minibatch_size = config.ppo.minibatch_size // learners
-    ppo = replace(resolved_options(config), minibatch_size=minibatch_size)
+    options = replace(resolved_options(config), minibatch_size=minibatch_size)
     network = make_network(config.network, ACTIONS, device_class(device))
     algorithm = find_algorithm(config.algorithm)
-    frames = (ppo.rollout_length + STACK, num_envs, *network.layout.shape)
+    frames = (options.rollout_length + STACK, num_envs, *network.layout.shape)
 
     def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
         """The arguments of an update. Only their shapes are used, so nothing of this is computed."""
-        rollout = random_rollout(key, network, ppo.rollout_length, num_envs, ACTIONS)
+        rollout = random_rollout(key, network, options.rollout_length, num_envs, ACTIONS)
         params = init_params(make_module(config.network, ACTIONS, jnp.float32), key)
-        return init_train_state(params, ppo, algorithm, key), rollout, ppo, key
+        return init_train_state(params, options, algorithm, key), rollout, options, key
 
     program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
     shapes = jax.eval_shape(arguments, new_key(0))

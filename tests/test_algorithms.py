@@ -130,8 +130,8 @@ def test_a_part_that_is_not_hashable():
     class Loss:
         coefficient: float
 
-        def __call__(self, params, apply, batch, config):
-            return ppo_loss(params, apply, batch, config)
+        def __call__(self, params, apply, batch, options):
+            return ppo_loss(params, apply, batch, options)
 
     with pytest.raises(ConfigError, match=r"algorithm own: loss = .*: expected a function \(hashable\)"):
         register_algorithm("own", PPO._replace(loss=Loss(1.0)))
@@ -200,9 +200,9 @@ def test_a_rollout_of_random_numbers_is_like_one_that_was_played(network):
 
 @pytest.mark.long
 def test_prepare_draws_the_same_on_all_devices_and_another_number_in_each_update():
-    def prepare(state, apply, rollout, mean, config, key):
+    def prepare(state, apply, rollout, mean, options, key):
         state = state.replace(extra=jax.random.uniform(key))
-        return ppo_prepare(state, apply, rollout, mean, config, key)
+        return ppo_prepare(state, apply, rollout, mean, options, key)
 
     algorithm = PPO._replace(init=lambda params, key: (params, jnp.zeros(())), prepare=prepare)
     params, network = make(FeedForward, Corridor.num_actions)
@@ -235,7 +235,7 @@ def test_vtrace_computes_part_of_a_minibatch_at_a_time_on_each_device():
         mean = Mean.over(rollout.weight, Shard(0, devices))
         state = init_train_state(params, config, algorithm, KEY)
         jax.eval_shape(
-            partial(algorithm.prepare, apply=apply, config=config), state, rollout=rollout, mean=mean, key=KEY
+            partial(algorithm.prepare, apply=apply, options=config), state, rollout=rollout, mean=mean, key=KEY
         )
         bounds[devices] = max(sizes)
     assert bounds == {1: config.minibatch_size, 2: config.minibatch_size // 2}
@@ -282,9 +282,9 @@ def params_of_each_device(state, mean):
 def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
     """The first update finds a mean that each device has computed over its own part of the rollout."""
 
-    def prepare(state, apply, rollout, mean, config, key):
+    def prepare(state, apply, rollout, mean, options, key):
         state = changed(state, jnp.mean(rollout.value))
-        return ppo_prepare(state, apply, rollout, mean, config, key)
+        return ppo_prepare(state, apply, rollout, mean, options, key)
 
     extra = {"updates": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
     register_algorithm("own", PPO._replace(init=lambda params, key: (params, extra), prepare=prepare))
@@ -310,8 +310,8 @@ def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
 def test_a_lambda_of_the_game_is_no_number_of_an_update():
     """For any algorithm, one that reads `config.gae_lambda` itself too."""
 
-    def prepare(state, apply, rollout, mean, config, key):
-        return state, rollout.reward * config.gae_lambda, {}
+    def prepare(state, apply, rollout, mean, options, key):
+        return state, rollout.reward * options.gae_lambda, {}
 
     params, network = make(FeedForward, Corridor.num_actions)
     config, algorithm = dataclasses.replace(CONFIG, gae_lambda=None), PPO._replace(prepare=prepare)
@@ -389,7 +389,7 @@ def test_samples_of_another_shape_than_the_rollouts():
 
 
 def test_a_loss_of_each_sample():
-    def loss(params, apply, batch, config):
+    def loss(params, apply, batch, options):
         return apply(params, batch.observation).value, {}
 
     with pytest.raises(TypeError, match=rf"Output had shape: \({CONFIG.minibatch_size},\)"):
@@ -408,7 +408,7 @@ def test_the_gradient_steps_start_from_the_state_that_prepare_returns(field):
 
     params, network = make(FeedForward, Corridor.num_actions)
     rollout = collected(network, params)
-    twice = partial(update, rollout=rollout, config=CONFIG, key=KEY, apply=network.apply)
+    twice = partial(update, rollout=rollout, options=CONFIG, key=KEY, apply=network.apply)
     first, _ = twice(init_train_state(params, CONFIG, PPO, KEY), algorithm=PPO)
     expected, _ = twice(changed(first), algorithm=PPO)
     got, _ = twice(first, algorithm=PPO._replace(prepare=prepare))
@@ -521,9 +521,9 @@ def test_a_coefficient_of_a_sweep_and_of_a_stored_run():
 
 
 def test_another_coefficient_is_another_loss_and_compiles_nothing():
-    def loss(params, apply, batch, config):
-        value, metrics = ppo_loss(params, apply, batch, config)
-        return value + config.coefficients["beta"], metrics
+    def loss(params, apply, batch, options):
+        value, metrics = ppo_loss(params, apply, batch, options)
+        return value + options.coefficients["beta"], metrics
 
     register_algorithm("shifted", PPO._replace(loss=loss, coefficients={"beta": 0.5}))
     algorithm = find_algorithm("shifted")
@@ -545,10 +545,10 @@ def test_another_coefficient_is_another_loss_and_compiles_nothing():
 # --- Losses ------------------------------------------------------------------------------------------------------
 
 
-def idea(params, apply, batch, config):
+def idea(params, apply, batch, options):
     """A term with a mean, a penalty without samples, the log of a mean, and something drawn."""
     outputs = apply(params, batch.observation)
-    loss, metrics = ppo_loss_of_outputs(outputs, batch, config)
+    loss, metrics = ppo_loss_of_outputs(outputs, batch, options)
     spread = jnp.log(batch.mean(jnp.square(outputs.value)))
     penalty = optax.tree.norm(params, squared=True)
     z_loss = batch.mean(jnp.square(jax.nn.logsumexp(outputs.logits, axis=-1)))
@@ -591,8 +591,8 @@ def test_one_device_and_two_compute_the_same_loss():
 
 
 def test_a_metric_of_a_loss_is_the_mean_over_gradient_steps():
-    def loss(params, apply, batch, config):
-        value, metrics = ppo_loss(params, apply, batch, config)
+    def loss(params, apply, batch, options):
+        value, metrics = ppo_loss(params, apply, batch, options)
         return value, metrics | {"size": jnp.float32(len(batch.samples.action))}
 
     _, _, metrics = updated(PPO._replace(loss=loss))
@@ -600,8 +600,8 @@ def test_a_metric_of_a_loss_is_the_mean_over_gradient_steps():
 
 
 def test_a_loss_without_approx_kl_refuses_target_kl():
-    def loss(params, apply, batch, config):
-        return ppo_loss(params, apply, batch, config)[0], {}
+    def loss(params, apply, batch, options):
+        return ppo_loss(params, apply, batch, options)[0], {}
 
     with pytest.raises(ConfigError, match=r"ppo.target_kl = 0.01: expected None: the loss of this algorithm"):
         updated(PPO._replace(loss=loss), config=PPOConfig(**{**vars(CONFIG), "target_kl": 0.01}))
@@ -613,11 +613,11 @@ def test_a_loss_without_approx_kl_refuses_target_kl():
 @pytest.mark.parametrize(
     "optimizer",
     [
-        lambda config: optax.adam(config.learning_rate),
-        pytest.param(lambda config: optax.sgd(config.learning_rate, momentum=0.9), marks=pytest.mark.long),
-        pytest.param(lambda config: optax.lamb(config.learning_rate), marks=pytest.mark.long),
-        pytest.param(lambda config: optax.contrib.muon(config.learning_rate), marks=pytest.mark.long),
-        lambda config: optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(config.learning_rate)),
+        lambda options: optax.adam(options.learning_rate),
+        pytest.param(lambda options: optax.sgd(options.learning_rate, momentum=0.9), marks=pytest.mark.long),
+        pytest.param(lambda options: optax.lamb(options.learning_rate), marks=pytest.mark.long),
+        pytest.param(lambda options: optax.contrib.muon(options.learning_rate), marks=pytest.mark.long),
+        lambda options: optax.chain(optax.clip_by_global_norm(0.5), optax.rmsprop(options.learning_rate)),
     ],
     ids=["adam", "sgd", "lamb", "muon", "rmsprop"],
 )
@@ -625,7 +625,7 @@ def test_optimisers_of_optax_step_downhill(optimizer):
     """The loss is that of the value alone; its targets do not change."""
     config = PPOConfig(**{**vars(CONFIG), "learning_rate": 1e-3, "entropy_coef": 0.0, "clip_value_loss": False})
 
-    def loss(params, apply, batch, config):
+    def loss(params, apply, batch, options):
         error = batch.mean(jnp.square(apply(params, batch.observation).value - batch.samples.target))
         return error, {"value_loss": error}
 
@@ -653,7 +653,7 @@ def test_optimisers_of_optax_step_downhill(optimizer):
 def test_an_optimiser_that_needs_more_than_an_update_gives_it_is_an_error(optimizer, message):
     """The first two rows of the table in docs/idea.md, "Another optimiser"."""
     with pytest.raises((TypeError, ValueError, AttributeError), match=message):
-        updated(PPO._replace(optimizer=lambda config: optimizer(config.learning_rate)))
+        updated(PPO._replace(optimizer=lambda options: optimizer(options.learning_rate)))
 
 
 @pytest.mark.parametrize(
@@ -676,7 +676,7 @@ def test_an_optimiser_that_needs_more_than_an_update_gives_it_is_an_error(optimi
 )
 def test_an_optimiser_that_would_train_wrongly_is_an_error(optimizer, message):
     """The last two rows of that table."""
-    algorithm = PPO._replace(optimizer=lambda config: optimizer(config.learning_rate))
+    algorithm = PPO._replace(optimizer=lambda options: optimizer(options.learning_rate))
     params, _ = make(FeedForward, Corridor.num_actions)
     with pytest.raises(ConfigError, match=f"optimizer = {message}"):
         init_train_state(params, CONFIG, algorithm, KEY)

@@ -82,7 +82,7 @@ def test_another_loss_with_a_coefficient(copy):
     \"""Weight of the mean square of the logits.\"""
 """
     copy.insert("jaxrl_atari/config.py", "    value_coef: Annotated[", field)
-    term = "    loss += config.logit_coef * mean(jnp.sum(jnp.square(logits), axis=-1))\n"
+    term = "    loss += options.logit_coef * mean(jnp.sum(jnp.square(logits), axis=-1))\n"
     copy.insert("jaxrl_atari/ppo.py", "    outside = jnp.abs(ratio - 1.0)", term)
     chosen = "float64 or all_parameters or normalized or another_shape"
     failed, passed = copy.test("another loss of PPO", chosen)

@@ -86,13 +86,13 @@ def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
 
 
 def prepare(
-    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
+    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, RNDSamples, Metrics]:
     """`Algorithm.prepare`: adds the intrinsic reward to a rollout, and updates the running statistics."""
     target, old = state.extra
     # The weight of this rollout in the running means: 1 / n in rollout n (a plain mean) until that falls below
     # 1 - decay, then 1 - decay.
-    share = jnp.maximum(1.0 - config.coefficients["decay"], 1.0 / (old.updates + 1))
+    share = jnp.maximum(1.0 - options.coefficients["decay"], 1.0 / (old.updates + 1))
 
     def running(before: jax.Array, now: jax.Array) -> jax.Array:
         return (1.0 - share) * before + share * now
@@ -109,19 +109,19 @@ def prepare(
     target_features = embed(target, pixels)
     error = prediction_error(state.params, pixels, target_features)
     error_square = running(old.error_square, mean(jnp.square(error)))
-    intrinsic = config.coefficients["intrinsic_reward"] * error / jnp.sqrt(error_square + 1e-8)
+    intrinsic = options.coefficients["intrinsic_reward"] * error / jnp.sqrt(error_square + 1e-8)
 
     statistics = Statistics(old.updates + 1, pixel, pixel_square, error_square)
     state = replace(state, extra=Extra(target, statistics))
     rollout = rollout._replace(reward=rollout.reward + intrinsic)
-    state, samples, metrics = ppo_prepare(state, apply, rollout, mean, config, key)
+    state, samples, metrics = ppo_prepare(state, apply, rollout, mean, options, key)
     return state, RNDSamples(samples, pixels, target_features), metrics | {"intrinsic_reward": mean(intrinsic)}
 
 
-def loss(params: Any, apply: Apply, batch: Minibatch, config: PPOConfig) -> tuple[jax.Array, Metrics]:
+def loss(params: Any, apply: Apply, batch: Minibatch, options: PPOConfig) -> tuple[jax.Array, Metrics]:
     """`Algorithm.loss`: PPO's, and the prediction error."""
     samples = batch.samples
-    loss_of_ppo, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), config)
+    loss_of_ppo, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), options)
     rnd_loss = batch.mean(prediction_error(params, samples.pixels, samples.target_features))
     return loss_of_ppo + rnd_loss, metrics | {"rnd_loss": rnd_loss}
 

@@ -53,18 +53,18 @@ def vtrace(
 
 
 def prepare(
-    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, config: PPOConfig, key: jax.Array
+    state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
     """`Algorithm.prepare`: the samples with the targets of V-trace.
 
     Without overlap, and with `max_rho` of at least 1, the metric `mean_rho` is 1 up to rounding.
     """
-    outputs = apply_to_rollout(state.params, apply, rollout, mean, config)
+    outputs = apply_to_rollout(state.params, apply, rollout, mean, options)
     ratio = jnp.exp(log_prob_of(outputs.logits[:-1], rollout.action) - rollout.log_prob)
-    rho = jnp.minimum(ratio, config.coefficients["max_rho"])
-    assert config.gae_lambda is not None  # `update` has checked it
-    c = config.gae_lambda * jnp.minimum(ratio, config.coefficients["max_c"])
-    target, advantage = vtrace(rollout, outputs.value, rho, c, config.gamma)
+    rho = jnp.minimum(ratio, options.coefficients["max_rho"])
+    assert options.gae_lambda is not None  # `update` has checked it
+    c = options.gae_lambda * jnp.minimum(ratio, options.coefficients["max_c"])
+    target, advantage = vtrace(rollout, outputs.value, rho, c, options.gamma)
     value = outputs.value[:-1]
     samples = Samples(rollout.action, rollout.log_prob, value, advantage, target)
     explained = explained_variance(target, target - value, mean)
