@@ -7,16 +7,14 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 
 `hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
-    form                 network.conv   computed by
-    as written           plain          the module, with XLA's own convolutions
-    gradients for CPUs   matmul         the module with `for_cpu`, if it has this field: gradients of its
-                                        `layers.Conv` are fast on a CPU
-    by hand              matmul         `fast/cpu_conv.py`, for `nature` until its module is edited, and where only
-                                        CPUs learn and act
+    form                where                                       computed by
+    as written          `network.conv` is `plain`                   the module, with XLA's own convolutions
+    gradients for CPUs  it is `matmul`                              the module with `for_cpu`, if it has this field
+    by hand             it is `matmul`, only CPUs learn and act,    `fast/cpu_conv.py`
+                        and the network is `nature` as shipped
 
-With `auto`, the default, `network.conv` is `matmul` where only CPUs learn and act, and `plain` elsewhere.
-
-`_networks_of` chooses between them. Whether the module of `nature`, or a layer of it, was edited is found by a
+`auto`, the default of `network.conv`, is `matmul` where only CPUs learn and act, and `plain` elsewhere.
+`_networks_of` makes the choice. It finds out whether the module of `nature`, or a layer of it, was edited by a
 comparison of programs (`fast/programs.py`, which names the two kinds of edit that it misses). After an edit the
 module itself runs, and `Network.advice` says what that costs.
 """
@@ -73,14 +71,14 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass,
     as_written = module.clone(dtype=dtype)
     for_cpus = as_written.clone(for_cpu=True) if hasattr(module, "for_cpu") else as_written
     if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
-        return _of_module(as_written, dtype)
+        return _by_module(as_written, dtype)
     if not only_cpus:  # the config asks for `matmul`
-        return _of_module(for_cpus, dtype)
+        return _by_module(for_cpus, dtype)
     if config.name != "nature":
-        return _of_module(for_cpus, dtype, _advice_on_layers(for_cpus))
+        return _by_module(for_cpus, dtype, _advice_on_layers(for_cpus))
     obstacle = why_not_by_hand(as_written)
     if obstacle:
-        return _of_module(for_cpus, dtype, _advice_on_layers(for_cpus) or _advice_on_nature(obstacle))
+        return _by_module(for_cpus, dtype, _advice_on_layers(for_cpus) or _advice_on_nature(obstacle))
     return Networks(learning=_by_hand(dtype, learner), acting=_by_hand(dtype, actor))
 
 
@@ -98,7 +96,10 @@ def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jn
     return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
 
 
-def _of_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Networks:
+# --- The forms ---------------------------------------------------------------------------------------------------
+
+
+def _by_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Networks:
     """The first two forms, which apply the module itself: one network, which learns and acts."""
     apply = partial(apply_module, module)
     network = Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
