@@ -32,7 +32,7 @@ from jaxrl_atari.errors import UserError, require
 
 __all__ = [
     "DEFAULT_THREADS_VARIABLE",
-    "THREADS",
+    "THREADS_VARIABLE",
     "EnvPool",
     "EnvStep",
     "EpisodeCounter",
