@@ -35,7 +35,7 @@ from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
-from jaxrl_atari.session_games import SessionGames, start_games
+from jaxrl_atari.session_environments import SessionEnvironments, start_environments
 from jaxrl_atari.session_parts import make_evaluator, make_learner, make_log, networks_of_session
 
 
@@ -98,6 +98,7 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
     """The loop: collect, update, log, checkpoint. Yields what `Learner.update` returned, after each iteration."""
     config = session.config
     progress = session.progress
+    environments = session.environments
     learner = session.learner
     log = session.log
     session.evaluate_if_due()  # a stop may have left out an evaluation that was due
@@ -109,10 +110,10 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
             options = current_options(config, progress.env_steps)
             actor_key, update_key = session.keys(progress.updates)
             log.phase("first rollout")  # silent after the first iteration
-            collected = collect(session.games.groups, learner.acting_params(), actor_key, progress.steps_per_env)
+            collected = collect(environments.groups, learner.acting_params(), actor_key, progress.steps_per_env)
             log.phase("first update")
             metrics = learner.update(collected.rollouts, options, update_key)
-        session.games.finished += collected.games
+        environments.finished += collected.games
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
         log.after_update(metrics, rate, (collected.waiting_seconds, collected.policy_seconds))
@@ -138,7 +139,7 @@ class Session:
     key: jax.Array  # key of everything that JAX draws
     placement: Placement
     progress: Progress
-    games: SessionGames
+    environments: SessionEnvironments
     learner: Learner
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
@@ -188,7 +189,7 @@ class Session:
         # An update's metrics do not show what its last gradient step has done.
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
         progress.saved_env_steps = progress.env_steps
-        finished = self.games.take_finished()
+        finished = self.environments.take_finished()
         if self.checkpoints is not None:
             self._write_checkpoint(self.checkpoints, finished, score)
 
@@ -202,7 +203,7 @@ class Session:
             score: see `save`.
         """
         progress = self.progress
-        games, segments = self.games.take_for_checkpoint()
+        games, segments = self.environments.take_for_checkpoint()
         session_dir = checkpoints.session_dir
         if segments and self.config.log.actions:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
@@ -229,13 +230,13 @@ class Session:
         """Content of a checkpoint other than the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
-            "num_actions": self.games.num_actions,
+            "num_actions": self.environments.num_actions,
             "device": self.device_text(),
             "compute_dtype": self.learner.compute_dtype.name,
             "coefficients": self.provenance["coefficients"],
             "numeric_settings": numeric_settings(),
             "seed": self.seed,
-            "game_seed": self.games.seed,
+            "game_seed": self.environments.seed,
             **self.progress.state(),
             **self.log.state(),
         }
@@ -293,9 +294,9 @@ def open_session(
 
     Of several processes, only the leader writes files and lines.
 
-    The order of the steps matters. The games come before the networks, because they give the number of actions.
-    The logs are opened after all that may fail on a wrong option or a damaged checkpoint, because opening them
-    truncates files.
+    The order of the steps matters. The environments come before the networks, because they give the number of
+    actions. The logs are opened after all that may fail on a wrong option or a damaged checkpoint, because opening
+    them truncates files.
 
     Args:
         placement: what `place_session` returned.
@@ -319,14 +320,16 @@ def open_session(
 
         networks_for = partial(networks_of_session, config.network, placement)
         groups_for = partial(make_groups, config, placement, networks_for)
-        games = start_games(groups_for, config.env, seed, progress, checkpoints, restored, say)
-        exits.callback(games.close)
-        arrays = restored.arrays if restored else first_arrays(config, games.num_actions, seed, placement.home)
-        learner = make_learner(config, placement, games.num_actions, arrays, say)
+        environments = start_environments(groups_for, config.env, seed, progress, checkpoints, restored, say)
+        exits.callback(environments.close)
+        arrays = (
+            restored.arrays if restored else first_arrays(config, environments.num_actions, seed, placement.home)
+        )
+        learner = make_learner(config, placement, environments.num_actions, arrays, say)
         exits.callback(learner.close)
         evaluator = None
         if leads and config.evaluation.every_env_steps:
-            evaluator = make_evaluator(config, placement, seed, games.num_actions, session_dir, outputs)
+            evaluator = make_evaluator(config, placement, seed, environments.num_actions, session_dir, outputs)
             exits.callback(evaluator.close)
 
         was_evaluating = "evaluation" in arrays  # at the checkpoint
@@ -336,7 +339,7 @@ def open_session(
                 config, session_dir, progress, outputs, starts_anew=starts_anew, was_evaluating=was_evaluating
             )
         machine = exits.enter_context(monitor([*placement.local_learner, *placement.actors]))
-        log = make_log(config, outputs, progress, restored, arrays["train_state"], games, machine)
+        log = make_log(config, outputs, progress, restored, arrays["train_state"], environments, machine)
         if evaluator is not None and was_evaluating:
             evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)
 
@@ -346,7 +349,7 @@ def open_session(
             key=arrays["key"],
             placement=placement,
             progress=progress,
-            games=games,
+            environments=environments,
             learner=learner,
             log=log,
             evaluator=evaluator,

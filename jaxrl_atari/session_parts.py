@@ -17,7 +17,7 @@ from jaxrl_atari.runs.checkpoints import RestoredCheckpoint
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.session_games import SessionGames
+from jaxrl_atari.session_environments import SessionEnvironments
 
 
 def networks_of_session(network: NetworkConfig, placement: Placement, num_actions: int) -> Networks:
@@ -58,7 +58,7 @@ def make_log(
     progress: Progress,
     restored: RestoredCheckpoint | None,
     train_state: TrainState,
-    games: SessionGames,
+    environments: SessionEnvironments,
     machine: Callable[[], Mapping[str, float]],
 ) -> SessionLog:
     """The log of a session, which continues that of a checkpoint.
@@ -77,6 +77,6 @@ def make_log(
         optimizer_steps=int(train_state.optimizer_steps),
         steps_per_update=config.ppo.epochs * config.num_minibatches,
         monitor=machine,
-        in_progress=games.in_progress,
+        in_progress=environments.in_progress,
         compiled=compile_clock(),
     )

@@ -105,9 +105,14 @@ def test_rates(clock, monkeypatch):
 
     learner.update, learner.acting_params = lambda *_: wait, list
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
-    games = SimpleNamespace(groups=[])
+    environments = SimpleNamespace(groups=[])
     session = SimpleNamespace(
-        progress=progress, learner=learner, log=log, config=config, games=games, keys=lambda _: (0, 0)
+        progress=progress,
+        learner=learner,
+        log=log,
+        config=config,
+        environments=environments,
+        keys=lambda _: (0, 0),
     )
     monkeypatch.setattr(measure, "collect", collect)
     training = measure.Training(session, iterations())
@@ -133,7 +138,7 @@ def test_updates_are_measured_without_a_learning_rate(anneal, monkeypatch):
     learner = SimpleNamespace(update=update, acting_params=list, state=0)
     config = Config(ppo=PPOConfig(anneal_learning_rate=anneal))
     session = SimpleNamespace(
-        learner=learner, config=config, games=SimpleNamespace(groups=[]), keys=lambda _: (0, 0)
+        learner=learner, config=config, environments=SimpleNamespace(groups=[]), keys=lambda _: (0, 0)
     )
     monkeypatch.setattr(measure, "collect", lambda *_: Collected([], 30, [], 0.0, 0.0))
     measure.measure_updates(measure.Training(session, iter(())), 1e-9)

@@ -30,7 +30,7 @@ from jaxrl_atari.runs.arrays import array_digests, array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
 from jaxrl_atari.runs.early_runs import complete_meta
 from jaxrl_atari.session_arrays import abstract_arrays
-from jaxrl_atari.session_games import games_problem
+from jaxrl_atari.session_environments import games_problem
 
 NAN = math.nan
 GAMES = {"steps": np.arange(3), "frame": np.full((3, 84, 84), 7, np.uint8)}

@@ -197,7 +197,7 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
         with open_session(config, place_session(config), folder, number) as run:
             keys, games = (
                 jax.tree.map(jax.random.key_data, run.keys(0)),
-                run.games.groups[0][0].take_games()[0].anchor_seed,
+                run.environments.groups[0][0].take_games()[0].anchor_seed,
             )
             found.append(jax.tree.map(np.asarray, (run.learner.state.params["dense"]["kernel"], keys, games)))
     jax.tree.map(np.testing.assert_array_equal, found[0], found[1])

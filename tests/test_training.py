@@ -178,7 +178,7 @@ def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(sid
         if side == "learner":
             run.learner._update = fail
         else:
-            run.games.groups[0][0].pool.send = fail
+            run.environments.groups[0][0].pool.send = fail
         with pytest.raises(RuntimeError, match="planted"):
             list(iterations)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
@@ -192,7 +192,7 @@ def test_acting_on_another_device_than_learning(one_device, open_run, monkeypatc
     elsewhere = jax.devices("cpu")[3]
     monkeypatch.setattr(session, "place", lambda config: place(config)._replace(actors=(elsewhere,)))
     run = open_run(SMALL, 3)
-    assert run.games.groups[0][0].past.frames.devices() == {elsewhere}
+    assert run.environments.groups[0][0].past.frames.devices() == {elsewhere}
     assert run.learner.state.params["dense"]["kernel"].devices() == {run.placement.home}
     assert_close(one_device[0], jax.device_get(run.learner.state.params))
 
@@ -246,7 +246,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
     def careless(function):
         return lambda *arguments: (bias + np.ones(6), function(*arguments))[1]
 
-    owner, name = (run.games.groups[0][0], "begin") if place == "groups" else (run.learner, "_update")
+    owner, name = (run.environments.groups[0][0], "begin") if place == "groups" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         list(train(run))

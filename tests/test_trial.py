@@ -196,7 +196,7 @@ def test_a_new_run_whose_sessions_are_all_refused_names_every_reason_and_is_remo
     def refuse(*_, **__):
         raise UserError(next(reasons))
 
-    monkeypatch.setattr(session_module, "start_games", refuse)
+    monkeypatch.setattr(session_module, "start_environments", refuse)
     with pytest.raises(UserError, match=r"^no session could begin: no games; no memory$"):
         run_training(TINY, tmp_path / "run")
     assert not (tmp_path / "run").exists()

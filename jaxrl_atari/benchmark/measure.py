@@ -43,7 +43,9 @@ class Training(NamedTuple):
 
     def collect(self) -> Collected:
         """Collects a rollout that training does not learn from."""
-        return collect(self.session.games.groups, self.session.learner.acting_params(), self.session.keys(0)[0])
+        return collect(
+            self.session.environments.groups, self.session.learner.acting_params(), self.session.keys(0)[0]
+        )
 
 
 @contextlib.contextmanager
@@ -112,7 +114,7 @@ def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     """Env steps per second of the emulators alone, with random actions: the limit on this machine."""
     training.wait()
     config = training.session.config.env
-    groups = sum(map(len, training.session.games.groups))
+    groups = sum(map(len, training.session.environments.groups))
     threads = config.num_threads or process_threads() or 0  # of each group, as in training; 0: one per core
     pool = make_pool(
         config.backend, config.game_name, config.num_envs, seed=0,

@@ -1,4 +1,4 @@
-"""Pools of games: NumPy in, NumPy out. In training, only this package imports emulators.
+"""Pools of environments: NumPy in, NumPy out. In training, only this package imports emulators.
 
 The back ends `ale` and `envpool` play ALE's games; `gymnasium` plays any Gymnasium environment
 (`gymnasium_pool.py`). In ALE's games, an env step is 4 emulator frames. The observation is the grey, area-averaged

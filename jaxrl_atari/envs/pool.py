@@ -1,4 +1,4 @@
-"""Pools of games: their interface, the steps that they return, and a counter of games.
+"""Pools of environments: their interface, the steps that they return, and a counter of games.
 
 The back ends are `ale_pool.py`, `envpool_pool.py` and `gymnasium_pool.py`; this file imports no emulator.
 """

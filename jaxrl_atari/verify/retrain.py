@@ -22,7 +22,7 @@ from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import CODE_FOLDER, DIGESTS_FILE, checkpoint_path, session_number
 from jaxrl_atari.runs.run_dir import is_only_copy
 from jaxrl_atari.session import open_session, place_session, train
-from jaxrl_atari.session_games import games_problem
+from jaxrl_atari.session_environments import games_problem
 
 
 def retrain(session_dir: Path, start: int) -> str:
@@ -92,8 +92,8 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
         _require_reproducible(name, config, placement, target)
         with open_session(config, placement, copy, session_number(session_dir), resume=True) as session:
             _require_same_provenance(name, target, session.provenance)
-            if session.games.why_new:
-                raise UserError(f"{name}: its games cannot continue here ({session.games.why_new})")
+            if session.environments.why_new:
+                raise UserError(f"{name}: its games cannot continue here ({session.environments.why_new})")
             for _ in train(session):
                 if session.progress.env_steps >= target.env_steps:
                     break

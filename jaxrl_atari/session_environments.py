@@ -1,4 +1,4 @@
-"""The games of a session: started anew or continued from a checkpoint, and saved in the next one."""
+"""The environments of a session. Their games start anew or continue from a checkpoint; the next one saves them."""
 
 import itertools
 import logging
@@ -23,7 +23,7 @@ MakeGroups = Callable[[int, int], list[list[EnvGroup]]]
 """(seed of the games, steps that each environment has made already) -> all groups of environments."""
 
 
-class SessionGames:
+class SessionEnvironments:
     """The environments of a session, and the games that have ended in them since its last checkpoint.
 
     Args:
@@ -90,7 +90,7 @@ class SessionGames:
             group.pool.close()
 
 
-def start_games(
+def start_environments(
     make: MakeGroups,
     env: EnvConfig,
     seed: int,
@@ -98,8 +98,8 @@ def start_games(
     checkpoints: Checkpoints,
     restored: RestoredCheckpoint | None,
     say: Callable[[str], object],
-) -> SessionGames:
-    """Continues the games of a checkpoint if that is possible, and starts new games otherwise.
+) -> SessionEnvironments:
+    """Makes environments in which the games of a checkpoint continue if that is possible; else new games start.
 
     Args:
         seed: seed of the session, from which that of new games derives.
@@ -115,7 +115,7 @@ def start_games(
             problem = str(error)
             say(f"new games are started ({problem})")
     game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
-    return SessionGames(make(game_seed, progress.steps_per_env), game_seed, problem)
+    return SessionEnvironments(make(game_seed, progress.steps_per_env), game_seed, problem)
 
 
 class GamesCannotContinue(UserError):
@@ -124,8 +124,8 @@ class GamesCannotContinue(UserError):
 
 def continue_games(
     make: MakeGroups, env: EnvConfig, checkpoints: Checkpoints, restored: RestoredCheckpoint
-) -> SessionGames:
-    """Continues the games of a checkpoint.
+) -> SessionEnvironments:
+    """Makes environments in which the games of a checkpoint continue.
 
     Raises:
         GamesCannotContinue: it has none, they need other environments, or they cannot be played again.
@@ -135,18 +135,18 @@ def continue_games(
         raise GamesCannotContinue(problem)
     game_seed = restored.meta["game_seed"]
     # 0: playing the games again brings the count of steps back. New games continue it.
-    games = SessionGames(make(game_seed, 0), game_seed)
+    environments = SessionEnvironments(make(game_seed, 0), game_seed)
     try:
         saved = GamesInProgress(**checkpoints.restore(restored.env_steps, item="games"))
         carry = {}
         if "carry" in restored.meta["items"]:
             carry = checkpoints.restore(restored.env_steps, item="carry")
-        games.resume(saved, carry)
+        environments.resume(saved, carry)
     except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
         _log.info("the games of the checkpoint cannot continue", exc_info=True)
-        games.close()
+        environments.close()
         raise GamesCannotContinue(reason(error)) from error
-    return games
+    return environments
 
 
 def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
