@@ -83,9 +83,9 @@ class Learner:
     def _check_state(self) -> None:
         """Raises `ConfigError` if the state differs between devices: a checkpoint keeps that of one device alone.
 
-        Only `prepare` can make it differ: parameters are copied to all devices, and gradients are means over them.
-        On several devices this waits for the update. So only the first update is checked, and all of them with
-        `devices.check`.
+        Beyond rounding, only `prepare` can make it differ: all devices start from the same state, and gradients
+        are means over them. On several devices this waits for the update. So only the first update is checked, and
+        all of them with `devices.check`.
         """
         leaf = self._parallel.differing_leaf(self._state)
         if leaf is not None:

@@ -2,6 +2,7 @@
 user."""
 
 import csv
+import dataclasses
 import json
 import re
 import shlex
@@ -15,8 +16,9 @@ import pytest
 from small_networks import FeedForward, make
 from user_commands import ROOT, user_environment
 
+from jaxrl_atari import ConfigError, register_network, try_update
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, find_algorithm, resolved_options
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO, Samples
@@ -144,6 +146,23 @@ def test_an_optimiser_of_the_users():
     params = jnp.array([2.0, -2.0])
     updates, _ = optimizer.update(jnp.array([100.0, -1.0]), optimizer.init(params), params)
     np.testing.assert_allclose(updates, [-0.1 - 0.1, 0.1 + 0.1], rtol=1e-6)
+
+
+def test_one_update_of_a_small_network():
+    exec(block(IDEA), {})
+    register_network("small", FeedForward)
+    ppo = PPOConfig(rollout_length=8, minibatch_size=8, epochs=3)
+    config = Config(
+        algorithm="z_loss", network=NetworkConfig(name="small"), env=EnvConfig(num_envs=2), ppo=ppo, seed=5
+    )
+    state, metrics = try_update(config, num_actions=4)
+    assert state.optimizer_steps == 3 * 2
+    assert state.params["policy"]["bias"].shape == (4,)
+    assert metrics["z_loss"] > 0
+    again, _ = try_update(config, num_actions=4)
+    jax.tree.map(np.testing.assert_array_equal, state.params, again.params)
+    with pytest.raises(ConfigError, match="algorithm = 'unknown'"):
+        try_update(dataclasses.replace(config, algorithm="unknown"))
 
 
 @pytest.mark.long
