@@ -82,7 +82,9 @@ def test_steps_that_start_a_game_are_no_transitions(clock):
 
 def test_rates(clock, monkeypatch):
     """Training of 30 env steps an iteration in 4 s, of updates in 2 s, of rollouts in 1 s."""
-    progress, learner, log = (SimpleNamespace(**parts) for parts in ({"env_steps": 1000}, {"state": 0}, {}))
+    progress, learner, log = (
+        SimpleNamespace(**parts) for parts in ({"env_steps": 1000}, {"state": 0}, {"row": {}})
+    )
 
     def collect(*_):
         clock.now += 1
@@ -92,8 +94,13 @@ def test_rates(clock, monkeypatch):
         for number in itertools.count():
             clock.now += 4
             progress.env_steps += 30
-            log.row = dict.fromkeys(measure.MACHINE_COLUMNS, math.nan) | {"policy_percent": 10.0 * number}
+            if number == 2:
+                log_point(policy_percent=30.0)
             yield np.zeros(1)
+
+    def log_point(policy_percent):
+        log.row = dict.fromkeys(measure.MACHINE_COLUMNS, math.nan)
+        log.row |= {"policy_percent": policy_percent, "wall_seconds": clock.now}
 
     def wait():
         clock.now += 2
@@ -103,6 +110,7 @@ def test_rates(clock, monkeypatch):
         clock.now += 1
         return {"skipped_steps": 1.5}
 
+    log.last_point = lambda rate: log_point(policy_percent=0.0)
     learner.update, learner.acting_params = lambda *_: wait, list
     config = Config(env=EnvConfig(num_envs=4), ppo=PPOConfig(rollout_length=8, minibatch_size=32, epochs=3))
     environments = SimpleNamespace(groups=[])
@@ -118,7 +126,9 @@ def test_rates(clock, monkeypatch):
     training = measure.Training(session, iterations())
     found = measure.measure_training(training, 9.0)
     assert found["end_to_end_sps"] == 3 * 30 / 12  # a part ends with its iteration
-    assert found["policy_percent"] == 20.0  # of log points 1 to 3: the first one covers what came before
+    assert (
+        found["policy_percent"] == (8 * 30.0 + 4 * 0.0) / 12
+    )  # of the one that is due, and of the one at the end
     assert math.isnan(found["gpu_busy_percent"])
     assert measure.measure_acting(training, 2.5) == {"acting_sps": 3 * 30 / 3}
     assert measure.measure_updates(training, 3.0) == {"update_samples_per_second": 2 * (4 * 8 * 3) / 4}

@@ -27,7 +27,7 @@ from jaxrl_atari.envs import EnvPool, make_pool, process_threads
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS
-from jaxrl_atari.schedules import current_options
+from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import Session, open_session, place_session, train
 
 
@@ -47,6 +47,12 @@ class Training(NamedTuple):
             self.session.environments.groups, self.session.learner.acting_params(), self.session.keys(0)[0]
         )
 
+    def log_point(self) -> dict[str, Any]:
+        """The log point at the newest env step, which is written if it was not due."""
+        rate = learning_rate(self.session.config, self.session.progress.env_steps)
+        self.session.log.last_point(rate)
+        return self.session.log.row
+
 
 @contextlib.contextmanager
 def open_training(config: Config) -> Iterator[Training]:
@@ -55,7 +61,7 @@ def open_training(config: Config) -> Iterator[Training]:
     The block starts after two iterations, when everything is compiled.
     """
     say("compiling")
-    log = dataclasses.replace(config.log, every_env_steps=1, wandb=False)
+    log = dataclasses.replace(config.log, wandb=False)
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
@@ -88,26 +94,34 @@ def per_second(work: Callable[[], float], seconds: float) -> float:
 
 
 def measure_training(training: Training, seconds: float) -> dict[str, float]:
-    """Env steps per second of training, with a log point in each iteration and checkpoints as usual.
+    """Env steps per second of training, with log points and checkpoints as often as the config has them.
 
     One update is under way when the clock starts, and one when it stops, so that whole updates are counted.
 
     Returns:
-        `end_to_end_sps`, and the means of `MACHINE_COLUMNS` over the log points.
+        `end_to_end_sps`, and the means of `MACHINE_COLUMNS` over the time that was measured.
     """
     progress = training.session.progress
-    log_points = []
+    next(training.iterations)
+    # A log point before and one after the measured time begin and end what the columns cover.
+    log_points = [training.log_point()]
+
+    def keep(row: dict[str, Any]) -> None:
+        if row is not log_points[-1]:
+            log_points.append(row)
 
     def iterate() -> int:
         before = progress.env_steps
         next(training.iterations)
-        log_points.append(training.session.log.row)
+        keep(training.session.log.row)
         return progress.env_steps - before
 
-    iterate()
-    log_points.clear()  # the first one covers the time of other parts
     figures = {"end_to_end_sps": per_second(iterate, seconds)}
-    return figures | {name: statistics.fmean(row[name] for row in log_points) for name in MACHINE_COLUMNS}
+    keep(training.log_point())
+    covered = np.diff([row["wall_seconds"] for row in log_points])
+    return figures | {
+        name: float(np.average([row[name] for row in log_points[1:]], weights=covered)) for name in MACHINE_COLUMNS
+    }
 
 
 def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
