@@ -33,19 +33,29 @@ class Rollout(NamedTuple):
     weight 0 is an auto-reset step: the emulator ignored its action, because the game before it had just ended.
     """
 
-    frames: jax.Array  # uint8 [T + 4, B, *frame]: the last is the newest frame of step T, for the bootstrap value
-    age: jax.Array  # int32 [T + 1, B]: earlier frames of the same game, at most 3; the last is that of step T
-    action: jax.Array  # int32 [T, B]
-    log_prob: jax.Array  # float32 [T, B]: log pi_old(action)
-    value: jax.Array  # float32 [T, B]: V_old
-    reward: jax.Array  # float32 [T, B]: clipped to [-1, 1], unless env.clip_rewards is false
-    # bool [T, B]: the game was lost, or a life (env.life_loss_terminal), or it was cut off and
-    # ppo.truncation_is_terminal is on: no value beyond
+    frames: jax.Array
+    """uint8 [T + 4, B, *frame]. The last is the newest frame of step T, for the bootstrap value."""
+    age: jax.Array
+    """int32 [T + 1, B]: earlier frames of the same game, at most 3. The last is that of step T."""
+    action: jax.Array
+    """int32 [T, B]."""
+    log_prob: jax.Array
+    """float32 [T, B]: log pi_old(action)."""
+    value: jax.Array
+    """float32 [T, B]: V_old."""
+    reward: jax.Array
+    """float32 [T, B]: clipped to [-1, 1], unless `env.clip_rewards` is false."""
     terminated: jax.Array
-    truncated: jax.Array  # bool [T, B]: the game was cut off: the value beyond counts, the rewards beyond do not
-    weight: jax.Array  # float32 [T, B]: 1, or 0 for an auto-reset step (1 with `learn_from_auto_resets`)
-    bootstrap_value: jax.Array  # float32 [B]: V_old of what step T would see
-    carry: Any = ()  # [B, ...]: what a recurrent network remembered before step 0
+    """bool [T, B]: there is no value beyond this step. The game was lost, or a life if `env.life_loss_terminal` is
+    on, or it was cut off and `ppo.truncation_is_terminal` is on."""
+    truncated: jax.Array
+    """bool [T, B]: the game was cut off. The value beyond this step counts, and the rewards beyond it do not."""
+    weight: jax.Array
+    """float32 [T, B]: 1, or 0 for an auto-reset step (1 with `ppo.learn_from_auto_resets`)."""
+    bootstrap_value: jax.Array
+    """float32 [B]: V_old of what step T would see."""
+    carry: Any = ()
+    """[B, ...]: what a recurrent network remembered before step 0."""
 
 
 @dataclass(frozen=True)
@@ -109,11 +119,16 @@ class Mean:
 class Minibatch(NamedTuple):
     """What the loss of one gradient step may use: N samples, on each device its part of them."""
 
-    observation: Observation  # change its pictures through `frames.map_images`
-    samples: Any  # as `Algorithm.prepare` returned them, [N, ...]
-    mean: Mean  # the mean over the minibatch
-    key: jax.Array  # for what a loss draws: another one in each gradient step, and on each device
-    extra: Any = ()  # `TrainState.extra`, as `prepare` returned it
+    observation: Observation
+    """What the network sees. Change its pictures through `frames.map_images`."""
+    samples: Any
+    """As `Algorithm.prepare` returned them, [N, ...]. Those of PPO are `ppo.Samples`."""
+    mean: Mean
+    """The mean over the minibatch, of x [N]."""
+    key: jax.Array
+    """For what a loss draws: another one in each gradient step, and on each device."""
+    extra: Any = ()
+    """`TrainState.extra`, as `prepare` returned it."""
 
 
 # --- The state and the functions ---------------------------------------------------------------------------------
@@ -131,9 +146,13 @@ class TrainState:
     """State that an update replaces, and that a checkpoint keeps. Equal on all devices."""
 
     params: Any
+    """All parameters that the loss trains."""
     opt_state: optax.OptState
-    optimizer_steps: jax.Array  # int32 []: gradient steps so far
-    extra: Any = ()  # what an algorithm keeps besides, such as running statistics: arrays, but no random keys
+    """State of the optimiser."""
+    optimizer_steps: jax.Array
+    """int32 []: gradient steps so far."""
+    extra: Any = ()
+    """What an algorithm keeps besides, such as running statistics: any pytree of arrays, but no random keys."""
 
 
 class Algorithm(NamedTuple):

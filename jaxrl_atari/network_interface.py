@@ -45,19 +45,27 @@ class Observation(NamedTuple):
     A recurrent network gets N / n consecutive steps of n environments, ordered by step, then by environment.
     """
 
-    stacks: jax.Array  # uint8 [N, H, W, 4 * C] in the network's layout, the oldest first; PLAIN: [N, 84, 84, 4]
-    first: jax.Array | None = None  # bool [N]: a game starts here. Only a recurrent network needs it
-    carry: Any = ()  # [n, ...]: the memory of each environment before its first step here
+    stacks: jax.Array
+    """uint8 [N, H, W, 4 * C] in the network's layout, the oldest frame first; in `frames.PLAIN` [N, 84, 84, 4]."""
+    first: jax.Array | None = None
+    """bool [N]: a game starts here. Only a recurrent network needs it."""
+    carry: Any = ()
+    """[n, ...]: the memory of each environment before its first step here."""
 
 
 class Outputs(NamedTuple):
     """Output of a network for an `Observation`."""
 
-    logits: jax.Array  # float32 [N, A], of a categorical distribution over the actions
-    value: jax.Array  # float32 [N]
-    carry: Any = ()  # [n, ...]: the memory of each environment after its last step here
-    features: jax.Array | None = None  # [N, F]: the input of the heads, where a network gives it
-    extra: Any = ()  # [N, ...]: what else a loss of your own needs, such as a second value
+    logits: jax.Array
+    """float32 [N, A], of a categorical distribution over the actions."""
+    value: jax.Array
+    """float32 [N]."""
+    carry: Any = ()
+    """[n, ...]: the memory of each environment after its last step here."""
+    features: jax.Array | None = None
+    """[N, F]: the input of the heads, where a network gives it."""
+    extra: Any = ()
+    """[N, ...]: what else a loss of your own needs, such as a second value."""
 
 
 Apply = Callable[[Any, Observation], Outputs]

@@ -24,11 +24,16 @@ from jaxrl_atari.network_interface import Apply, Outputs
 class Samples(NamedTuple):
     """What `ppo_loss` needs of each step besides its observation: [T, B], in a minibatch [N]."""
 
-    action: jax.Array  # int32
-    log_prob: jax.Array  # float32: log pi_old(action)
-    value: jax.Array  # float32: V_old
-    advantage: jax.Array  # float32
-    target: jax.Array  # float32: what the value learns
+    action: jax.Array
+    """int32."""
+    log_prob: jax.Array
+    """float32: log pi_old(action)."""
+    value: jax.Array
+    """float32: V_old."""
+    advantage: jax.Array
+    """float32."""
+    target: jax.Array
+    """float32: what the value learns."""
 
 
 # --- Targets -----------------------------------------------------------------------------------------------------
