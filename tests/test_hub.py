@@ -237,6 +237,16 @@ def test_the_card_names_the_algorithm_and_claims_no_atari_rules_elsewhere(run_di
         assert words not in text, words
 
 
+def test_the_card_of_an_environment_with_options_names_them(run_dir):
+    described = read_json(run_dir / "config.json")
+    env = {"game": "CartPole-v1", "backend": "gymnasium", "options": {"sutton_barto_reward": True}}
+    described["config"]["env"] |= env
+    write_json(run_dir / "config.json", described)
+    metadata, _ = card(run_dir)
+    expected = 'CartPole-v1 (gymnasium, options={"sutton_barto_reward": true})'
+    assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == expected
+
+
 def test_a_second_push_replaces_the_first(server, run_dir):
     push(run_dir, "user/breakout")
     server.repos["user/breakout"]["session_7/metrics.csv"] = b"earlier run"

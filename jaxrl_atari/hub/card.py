@@ -31,7 +31,10 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
     summary = trial_summary(run)
     known = [value for value in (summary["score"], summary["score_std"]) if value is not None]
     score = " +/- ".join(f"{value:.2f}" for value in known)
-    environment = ENVIRONMENTS.get(run.protocol, f"{{}} ({run.protocol})").format(run.game.name)
+    if run.protocol in ENVIRONMENTS:
+        environment = ENVIRONMENTS[run.protocol].format(run.game.name)
+    else:
+        environment = f"{run.game.name} ({run.protocol})"
     is_atari = config.env.atari_game is not None
     task = "reinforcement-learning"
     tags = [task, "deep-reinforcement-learning", config.algorithm]
