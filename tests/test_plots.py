@@ -351,6 +351,29 @@ def test_the_graphs_of_a_search_show_each_trial_in_our_style(tmp_path, figures):
     assert importances.get_xlabel() == "importance for a good score (PED-ANOVA; all fields: 100%)"
 
 
+@pytest.mark.parametrize(
+    ("choices", "categories", "positions"),
+    [((None, 0.02, None), ["0.02", "None"], [1, 0, 1]), ((None, None), ["None"], [0, 0])],
+)
+def test_the_choice_none_of_a_search_is_a_category(tmp_path, figures, choices, categories, positions):
+    optuna = pytest.importorskip("optuna")
+    space = {"ppo.target_kl": optuna.distributions.CategoricalDistribution((None, 0.02))}
+    study = optuna.create_study(direction="maximize")
+    for score, choice in enumerate(choices):
+        params = {"ppo.target_kl": choice}
+        study.add_trial(optuna.trial.create_trial(params=params, distributions=space, value=score))
+    draw_graphs(study, tmp_path)
+    by_title = {figure.get_suptitle(): figure for figure in figures}
+    (fields,) = by_title["score of each trial against its fields"].axes
+    points = sorted((y, x) for line in fields.lines for x, y in line.get_xydata().tolist())
+    assert [x for _, x in points] == positions
+    assert [label.get_text() for label in fields.get_xticklabels()] == categories
+    parallel = by_title["fields and score of each trial"].axes[0]
+    assert {categories[0], categories[-1]} <= {text.get_text() for text in parallel.texts}
+    lines = [line for line in parallel.lines if line.get_color() != "#555555"]
+    assert np.isfinite([line.get_ydata() for line in lines]).all()
+
+
 def test_the_graphs_of_a_search_are_drawn_again_when_its_trials_are_others(tmp_path):
     study = write_search(tmp_path / "search")
     write_report(tmp_path / "search")

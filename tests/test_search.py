@@ -453,6 +453,18 @@ def test_results(tmp_path, monkeypatch):
     assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)
 
 
+def test_the_choice_none_is_a_value_and_no_gap_in_the_results(tmp_path):
+    config = Config(name="small", total_env_steps=9000)
+    search = new_search(tmp_path, config, space={"ppo.target_kl": CategoricalDistribution((None,))}, trials=1)
+    end_trial(tmp_path, search, 0, [1.0])
+    write_results(tmp_path)
+    assert [row["ppo.target_kl"] for row in read_csv(tmp_path / "trials.csv")] == ["None"]
+    assert [cell.strip() for cell in (tmp_path / "trials.md").read_text().splitlines()[2].split("|")[1:4]] == [
+        "0", "None", "1",
+    ]  # fmt: skip
+    assert "ppo.target_kl None" in (tmp_path / "small_best.py").read_text()
+
+
 def test_the_graphs_and_the_table_have_one_best_trial(tmp_path):
     """Before a trial has finished, it is one that ASHA stopped, not one that runs, whose score is not final."""
     config = Config(name="small", total_env_steps=9000)

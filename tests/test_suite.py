@@ -494,10 +494,10 @@ def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
     assert (last.learning_rate, last.normalize_advantages) == (0.001, False)
 
 
-def make_sweep(folder, values, scores, games=("Pong", "Breakout")):
-    """A finished sweep of gamma with made-up returns: `scores` has those of each value, game and session."""
+def make_sweep(folder, values, scores, games=("Pong", "Breakout"), field="ppo.gamma"):
+    """A finished sweep of a field with made-up returns: `scores` has those of each value, game and session."""
     folder.mkdir()
-    sweep = plan_sweep(TINY, list(games), {"ppo.gamma": values})
+    sweep = plan_sweep(TINY, list(games), {field: values})
     write_plan(folder, sweep)
     for setting, by_game in zip(sweep.settings, scores, strict=True):
         for game, sessions in by_game.items():
@@ -538,6 +538,14 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
         UserError, match=r"sweep: not a run directory .*; it holds a sweep: name a directory in it"
     ):
         read_config(sweep_dir)
+
+
+def test_the_value_none_of_a_sweep_is_no_empty_cell(tmp_path):
+    sweep_dir = make_sweep(
+        tmp_path / "sweep", [None, 0.02], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"], "ppo.target_kl"
+    )
+    suite_command.main(["--resume", str(sweep_dir), "--sessions", "1"])
+    assert [row["ppo.target_kl"] for row in read_csv(sweep_dir / "results.csv")] == ["none", "0.02"]
 
 
 def test_results_are_shown_before_they_are_saved_and_the_rest_goes_on(tmp_path, capsys):

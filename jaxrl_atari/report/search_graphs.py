@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -84,10 +84,10 @@ def _draw_fields(trials: Sequence[ScoredTrial]) -> "Figure":
     figure = new_figure("score of each trial against its fields", 4.4 * columns, 3.8 * rows)
     for index, name in enumerate(names, 1):
         axes = figure.add_subplot(rows, columns, index)
+        positions = _positions(name, trials)
         for kind, colour in COLOUR_OF.items():
-            shown = [trial for trial in trials if trial.kind == kind and name in trial.fields]
-            positions = _positions([trial.fields[name] for trial in shown], name, trials)
-            axes.plot(positions, [trial.score for trial in shown], "o", color=colour, zorder=3)
+            shown = [i for i, trial in enumerate(trials) if trial.kind == kind]
+            axes.plot(positions[shown], [trials[i].score for i in shown], "o", color=colour, zorder=3)
         if _is_logarithmic(name, trials):
             axes.set_xscale("log")
         _write_ticks(axes, name, trials)
@@ -108,26 +108,24 @@ def _draw_parallel(trials: Sequence[ScoredTrial]) -> "Figure":
     figure = new_figure("fields and score of each trial", max(8, 2.4 * (len(names) + 1)), 5)
     axes = figure.add_subplot()
     columns = []  # positions of the trials on each axis
-    labels = []  # values of the trials, as they are shown
+    labels = []  # values of the trials, as text
     for name in names:
-        values = [trial.fields.get(name) for trial in trials]
-        positions = np.array(_positions(values, name, trials), np.float64)
+        positions = _positions(name, trials)
         columns.append(np.log(positions) if _is_logarithmic(name, trials) else positions)
-        labels.append(values)
+        to_text = str if _categories(name, trials) else number_text
+        labels.append([to_text(trial.fields[name]) if name in trial.fields else "" for trial in trials])
     scores = [trial.score for trial in trials]
     columns.append(np.array(scores))
-    labels.append(scores)
+    labels.append([number_text(score) for score in scores])
     heights = np.array([_to_unit(column) for column in columns])
     colours = ScalarMappable(Normalize(columns[-1].min(), columns[-1].max()), matplotlib.colormaps["viridis_r"])
     for trial_index in np.argsort(columns[-1]):  # the best trial is drawn last, on top
         axes.plot(heights[:, trial_index], color=colours.to_rgba(columns[-1][trial_index]), linewidth=1.6)
-    for index, (column, values) in enumerate(zip(columns, labels, strict=True)):
+    for index, (column, texts) in enumerate(zip(columns, labels, strict=True)):
         axes.axvline(index, color=GREY, linewidth=0.8)
         for trial_index in (int(np.nanargmin(column)), int(np.nanargmax(column))):
-            value = values[trial_index]
-            text = number_text(value) if isinstance(value, int | float) else str(value)
-            height = heights[index, trial_index]
-            axes.annotate(text, (index, height), (4, 3), textcoords="offset points", color=GREY)
+            place = (index, heights[index, trial_index])
+            axes.annotate(texts[trial_index], place, (4, 3), textcoords="offset points", color=GREY)
     axes.set_xticks(range(len(columns)), [*names, "score"])
     axes.set_yticks([])
     axes.set_ylim(-0.05, 1.1)
@@ -184,12 +182,18 @@ def _categories(name: str, trials: Sequence[ScoredTrial]) -> list[str]:
     return sorted({str(value) for value in values})
 
 
-def _positions(values: Sequence[Any], name: str, trials: Sequence[ScoredTrial]) -> list[float]:
-    """The positions of values on the axis of a field: numbers themselves, categories 0, 1, ...; NaN for None."""
+def _positions(name: str, trials: Sequence[ScoredTrial]) -> np.ndarray:
+    """The positions of trials on the axis of a field: numbers themselves, categories 0, 1, ... (None may be one).
+
+    A trial that lacks the field has NaN: it ended before the field was sampled.
+    """
     categories = _categories(name, trials)
-    if categories:
-        return [np.nan if value is None else categories.index(str(value)) for value in values]
-    return [np.nan if value is None else float(value) for value in values]
+    positions = np.full(len(trials), np.nan)
+    for index, trial in enumerate(trials):
+        if name in trial.fields:
+            value = trial.fields[name]
+            positions[index] = categories.index(str(value)) if categories else value
+    return positions
 
 
 def _write_ticks(axes: "Axes", name: str, trials: Sequence[ScoredTrial]) -> None:

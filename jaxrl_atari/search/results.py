@@ -32,7 +32,10 @@ class SearchResults(NamedTuple):
 
 
 def cell_text(value: Any) -> str:
-    """A value as text: numbers below 1 with three significant digits, other numbers with up to six."""
+    """A value of a row as text: numbers below 1 with three significant digits, other numbers with up to six.
+
+    None, an unknown value, is `-`.
+    """
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -90,7 +93,19 @@ def _row(search_dir: Path, search: SearchConfig, trial: FrozenTrial) -> list[Any
         score = trial.value
         env_steps = trial.last_step or 0
         status += f"; {error}"
-    return [trial.number, *(trial.params.get(name) for name in search.space), score, env_steps, status]
+    fields = [_field_value(trial, name) for name in search.space]
+    return [trial.number, *fields, score, env_steps, status]
+
+
+def _field_value(trial: FrozenTrial, name: str) -> Any:
+    """The value of a searched field in a row: the text `None` for a choice None, because None is unknown there.
+
+    It is unknown in a trial that was killed before it sampled the field.
+    """
+    if name not in trial.params:
+        return None
+    value = trial.params[name]
+    return "None" if value is None else value
 
 
 def save_search_results(search_dir: Path, results: SearchResults) -> None:

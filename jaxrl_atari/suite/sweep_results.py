@@ -104,7 +104,8 @@ def save_sweep_results(results: SweepResults) -> None:
     file = io.StringIO()
     writer = csv.DictWriter(file, ["game", *results.vary, *TABLE_COLUMNS], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(results.rows)
+    for row in results.rows:  # an empty cell is an unknown figure, and the value None is `none`
+        writer.writerow(row | {name: value_text(row[name]) for name in results.vary})
     write_file(results.path / "results.csv", file.getvalue())
     write_file(results.path / "results.md", results.text)
 
