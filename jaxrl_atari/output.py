@@ -84,6 +84,24 @@ def try_to(problem: str, action: Callable[[], object], resume: str) -> bool:
     return True
 
 
+def try_to_draw(problem: str, draw: Callable[[], object], again: str) -> None:
+    """Calls a function that draws graphs or writes a report at the end of a command, or prints why it cannot.
+
+    The command goes on after any error, because its results do not depend on graphs. The traceback of a bug is
+    printed too.
+
+    Args:
+        problem: what an error means, such as `no report`.
+        draw: the function.
+        again: the command that tries again.
+    """
+    try:
+        draw()
+    except Exception as error:
+        say_traceback(error)
+        say(f"{problem}: {reason(error)}; {again} tries again")
+
+
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal; False for None and for a stream that cannot say."""
     try:

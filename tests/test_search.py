@@ -494,6 +494,18 @@ def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(
     )
 
 
+def test_a_bug_in_the_graphs_of_a_search_does_not_end_the_command(tmp_path, monkeypatch, capsys):
+    config = Config(name="small", total_env_steps=9000)
+    search = new_search(tmp_path, config, trials=1)
+    end_trial(tmp_path, search, 0, [1.0])
+    monkeypatch.setattr(command, "draw_graphs", lambda *arguments: {}["score"])
+    run_search(config, search, tmp_path)
+    output = capsys.readouterr()
+    assert re.search(r"^no graphs: KeyError: 'score'; python .*search --resume .* tries again$", output.out, re.M)
+    assert output.out.rstrip().endswith("report.html")
+    assert output.err.startswith("Traceback (most recent call last):\n")
+
+
 @pytest.mark.parametrize("error", [UserError("journal.log: line 3 is damaged"), OSError("stale file handle")])
 def test_results_that_cannot_be_read_do_not_stop_the_trials(tmp_path, monkeypatch, capsys, error):
     from jaxrl_atari.trials import ray_tasks  # imports Ray

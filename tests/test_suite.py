@@ -23,6 +23,7 @@ from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.suite import __main__ as suite_command
+from jaxrl_atari.suite import results as suite_results_module
 from jaxrl_atari.suite.jobs import unfinished_jobs_of_sweep
 from jaxrl_atari.suite.results import SuiteResultsKeeper
 from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
@@ -546,6 +547,16 @@ def test_the_value_none_of_a_sweep_is_no_empty_cell(tmp_path):
     )
     suite_command.main(["--resume", str(sweep_dir), "--sessions", "1"])
     assert [row["ppo.target_kl"] for row in read_csv(sweep_dir / "results.csv")] == ["none", "0.02"]
+
+
+def test_a_bug_in_the_graph_of_a_sweep_does_not_end_the_command(tmp_path, monkeypatch, capsys):
+    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
+    monkeypatch.setattr(suite_results_module, "draw_sweep", lambda *arguments: {}["score"])
+    suite_command.main(["--resume", str(sweep_dir), "--sessions", "1", "--log.graphs", "true"])
+    output = capsys.readouterr()
+    last = output.out.splitlines()[-1]
+    assert re.fullmatch(r"no graph: KeyError: 'score'; python .*suite --resume .* tries again", last)
+    assert output.err.startswith("Traceback (most recent call last):\n")
 
 
 def test_results_are_shown_before_they_are_saved_and_the_rest_goes_on(tmp_path, capsys):

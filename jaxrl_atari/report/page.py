@@ -18,8 +18,8 @@ from jaxrl_atari import __version__
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import DamagedMetrics, NoLogPoint, reason
-from jaxrl_atari.output import counted, say, say_traceback
+from jaxrl_atari.errors import DamagedMetrics, NoLogPoint
+from jaxrl_atari.output import counted, say, try_to_draw
 from jaxrl_atari.report import text
 from jaxrl_atari.report.aggregates import missing_intervals, statistics_rows
 from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, written_at
@@ -96,15 +96,8 @@ def write_report(directory: Path) -> Path:
 
 
 def try_report(directory: Path) -> None:
-    """Writes a report at the end of a command. Prints its path or, if that fails, the reason.
-
-    The command goes on after any error. The traceback of a bug is printed too.
-    """
-    try:
-        say(str(write_report(directory)))
-    except Exception as error:
-        say_traceback(error)
-        say(f"no report: {reason(error)}; {command_line('report', directory)} tries again")
+    """Writes a report at the end of a command. Prints its path, or why it failed; see `try_to_draw`."""
+    try_to_draw("no report", lambda: say(str(write_report(directory))), command_line("report", directory))
 
 
 def _settings(config: Config, description: Mapping[str, Any]) -> dict[str, Any]:
