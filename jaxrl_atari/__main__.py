@@ -4,8 +4,7 @@ import runpy
 import sys
 
 from jaxrl_atari import cli
-from jaxrl_atari.errors import UserError, did_you_mean
-from jaxrl_atari.output import say
+from jaxrl_atari.cli.commands import list_commands
 
 COMMANDS = {
     "train": "train one or several sessions of a game",
@@ -22,23 +21,12 @@ COMMANDS = {
 }
 
 
-def list_commands() -> None:
-    """Prints the commands. Raises `UserError` for any other word, with the command that was probably meant."""
-    words = sys.argv[1:]
-    if words and words[0] not in ("--help", "-h"):
-        meant = did_you_mean(words[0], COMMANDS)
-        raise UserError(f"{words[0]}: no such command; {meant}expected one of {', '.join(COMMANDS)}")
-    say("usage: python -m jaxrl_atari.COMMAND [--help]\n")
-    for name, purpose in COMMANDS.items():
-        say(f"  {name:11}{purpose}")
-
-
 def main() -> None:
     """Runs a command, or lists all."""
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         runpy.run_module(f"jaxrl_atari.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)
         return
-    cli.run(list_commands)
+    cli.run(lambda: list_commands(sys.argv[1:], COMMANDS, "python -m jaxrl_atari."))
 
 
 if __name__ == "__main__":

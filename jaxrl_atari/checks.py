@@ -1,5 +1,5 @@
-"""Checks of values: of options against their annotations (type, choices and limits), of environment variables, and
-of JSON."""
+"""Checks of values: of options against their annotations (type, choices and limits), of new folders, of
+environment variables, and of JSON."""
 
 import dataclasses
 import json
@@ -8,11 +8,12 @@ import os
 import re
 import types
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.errors import ConfigError, UserError, require
 
 
 class Limits(NamedTuple):
@@ -68,6 +69,12 @@ def option_name(field: str, metadata: Sequence[Any]) -> str:
     """
     names = [each.name for each in metadata if getattr(each, "name", None) is not None]
     return names[0] if names else field.replace("_", "-")
+
+
+def require_new_folder(path: Path) -> None:
+    """Raises `UserError` unless a folder can be made at `path`: it does not exist, or is an empty folder."""
+    if path.is_file() or any(path.glob("*")):
+        raise UserError(f"{path}: exists already; choose another folder, or remove it")
 
 
 def whole_number_variable(name: str, limits: Limits) -> int | None:

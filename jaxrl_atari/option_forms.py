@@ -7,6 +7,7 @@ import types
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxrl_atari.checks import Limits
@@ -140,6 +141,26 @@ GpuOrLearner = Annotated[
     GpuOption | Literal["learner"], one_word("learner|auto|true|false|INDEX"), Limits(0, 4_095)
 ]
 """The type of an option that is a `GpuOption` or `learner`, the learner's own device."""
+
+RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+"""The type of the first word of a command that reads a run."""
+
+ENV_STEPS = Limits(0, 10**12)
+"""The env steps at which a session may have a checkpoint."""
+
+SESSION_NUMBERS = Limits(0, 10_000)
+"""The numbers that a session may have in its run."""
+
+CheckpointChoice = Annotated[Literal["best", "latest"] | int, ENV_STEPS]
+"""A checkpoint as the user chooses it: a number is that of env steps."""
+
+CheckpointOption = Annotated[
+    CheckpointChoice,
+    tyro.conf.arg(
+        help="`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."
+    ),
+]
+"""The type of the option `--checkpoint` of a command that loads a policy."""
 
 RuleSwitch = Annotated[bool | None, one_word("true|false|none")]
 """A rule of the protocol that is on or off; None: as in the protocol."""

@@ -213,9 +213,11 @@ REFUSALS = [
     (
         "hub",
         "psh nowhere user/x",
-        "psh: hub has no such command; did you mean push? expected one of push, pull, pack",
+        "psh: no such command; did you mean push? expected one of push, pull, pack",
     ),
-    ("hub", "push nowhere user/x --privat", "--privat"),
+    ("hub", "push nowhere user/x --privat", "--privat: hub push has no such option; did you mean --private?"),
+    ("hub", "pack nowhere folder --chekpoint best", "hub pack has no such option; did you mean --checkpoint?"),
+    ("hub", "pull user/x folder more", "more: belongs to no option of hub pull"),
     # Values that an option cannot have.
     ("train", "--seed", "error: Missing value for argument '--seed'."),
     ("train", "--seed 1.5", "error: seed = '1.5': expected a whole number from 0 to 2,147,483,647"),
@@ -230,7 +232,18 @@ REFUSALS = [
         "nowhere --checkpoint x",
         "error: --checkpoint = 'x': expected one of best, latest or a whole number",
     ),
-    ("evaluate", "", "Missing from python -m jaxrl_atari.evaluate: PATH Directory of a run"),
+    (
+        "hub",
+        "pack nowhere folder --checkpoint bset",
+        "error: --checkpoint = 'bset': expected one of best, latest or a whole number from 0 to",
+    ),
+    ("evaluate", "", "error: RUN_DIR is missing: Directory of a run (data/NAME_TIMESTAMP) or, without"),
+    (
+        "hub",
+        "push",
+        "error: RUN_DIR is missing: Directory of a run, such as data/NAME_TIMESTAMP. "
+        "USER/REPO is missing: Model repository on the Hub.",
+    ),
     ("verify", "nowhere --sample 0", "error: --sample = 0: expected a whole number from 1 on or None"),
     ("verify", "nowhere --from x", "error: --from = 'x': expected a whole number from 0 to"),
     (

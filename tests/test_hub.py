@@ -119,6 +119,16 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed_everywhere(server, run_
         assert checkpoints(repository_files(run_dir, "user/x", chosen)) == {f"session_1/checkpoints/{before[1]}"}
 
 
+def test_a_pack_of_the_latest_checkpoints_has_the_parameters_of_every_session(run_dir, tmp_path):
+    packed = tmp_path / "packed"
+    hub_command(["pack", str(run_dir), str(packed), "--checkpoint", "latest", "--rounded", "false"])
+    for session in (0, 1):
+        original, copy = (load_policy(folder, "latest", session=session) for folder in (run_dir, packed))
+        assert copy.env_steps == original.env_steps
+        assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), copy.params, original.params))
+    assert not [path for path in packed.rglob("*") if "opt_state" in path.name]
+
+
 IDEA = """
 from jaxrl_atari.network_interface import register_network
 from jaxrl_atari.networks import NatureActorCritic

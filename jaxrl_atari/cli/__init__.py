@@ -2,6 +2,7 @@
 
 cli.run(main)       calls the function of a command; every command ends with it
 signals.py          what a signal does: it interrupts a command, or asks a session to stop
+commands.py         the list of the commands
 options.py          from the words of a command line to a dataclass of options
   config_files.py   --config: runs the Python file that it names
   option_names.py   which option was meant by one that does not exist

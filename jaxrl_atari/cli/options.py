@@ -3,9 +3,8 @@
 import argparse
 import collections
 import dataclasses
-import functools
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ from jaxrl_atari.cli.option_names import option_types, unknown_option
 from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
-from jaxrl_atari.errors import UserError, did_you_mean, require
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.imports import WithImports, import_module_of, import_named
 from jaxrl_atari.option_forms import FORMS, parse_path
 from jaxrl_atari.output import say_changes
@@ -195,43 +194,6 @@ def _check_effect(config: Config, before: Config) -> None:
             expected="None without devices.distributed",
             hint="add --devices.distributed",
         )
-
-
-def parse_command(
-    commands: Mapping[str, Callable[..., object]], arguments: Sequence[str] | None, command: str
-) -> Callable[[], object]:
-    """Reads a command line that begins with the name of a subcommand, such as `hub push`.
-
-    Args:
-        commands: name of a subcommand -> function, whose arguments become options.
-        arguments: the words of the command line; None for those of this process.
-        command: name of the command, such as `hub`.
-
-    Returns:
-        The function of the subcommand, with its arguments bound.
-
-    Raises:
-        UserError: a subcommand, option or value does not exist.
-        SystemExit: after `--help`.
-    """
-
-    def deferred(function: Callable[..., object]) -> Callable[..., object]:
-        @functools.wraps(function)
-        def bind(*args: Any, **options: Any) -> Callable[[], object]:
-            return functools.partial(function, *args, **options)
-
-        return bind
-
-    words = sys.argv[1:] if arguments is None else arguments
-    if words and not words[0].startswith("-") and words[0] not in commands:
-        meant = did_you_mean(words[0], commands)
-        raise UserError(f"{words[0]}: {command} has no such command; {meant}expected one of {', '.join(commands)}")
-    later = {name: deferred(function) for name, function in commands.items()}
-    with one_line_errors():
-        chosen: Any = tyro.extras.subcommand_cli_from_dict(
-            later, prog=f"python -m jaxrl_atari.{command}", args=words, registry=FORMS
-        )
-    return chosen
 
 
 def _in_tyros_form(words: Sequence[str], options: Any) -> list[str]:

@@ -41,4 +41,16 @@ def _text_of_box(box: str) -> str:
     if not any(message):  # tyro has changed the form of its box: show all of it
         message = [line for part in parts for line in part]
     text = " ".join(" ".join(message).split())
+    if text.startswith("Missing from "):
+        return _missing_arguments(text)
     return re.sub(r"^Error parsing [A-Z]\w*: ", "", text)  # the name of a class, which says nothing to the user
+
+
+def _missing_arguments(text: str) -> str:
+    """One sentence for each argument in tyro's list, such as `RUN_DIR is missing: Directory of a run.`
+
+    Args:
+        text: `Missing from PROGRAM: RUN_DIR Directory of a run. (required) USER/REPO ... (required)`.
+    """
+    arguments = [each.split(maxsplit=1) for each in text.partition(": ")[2].split("(required)") if each.strip()]
+    return " ".join(f"{name} is missing: {description.strip()}" for name, description in arguments)

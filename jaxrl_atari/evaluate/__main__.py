@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-
 from jaxrl_atari import cli
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
@@ -30,7 +28,7 @@ from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
-from jaxrl_atari.option_forms import GpuWord
+from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, GpuWord, RunDir
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.report.evaluations import EvaluationSettings, RunEvaluation, SessionEvaluation
 from jaxrl_atari.report.page import try_report
@@ -52,11 +50,10 @@ from jaxrl_atari.runs.tracking import add_to_tensorboard
 class Options(WithImports):
     """Plays full games with a checkpoint and reports their raw scores."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: RunDir
     """Directory of a run (data/NAME_TIMESTAMP) or, without `--session all`, of one of its sessions
     (data/NAME_TIMESTAMP/session_0)."""
-    checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
-    """`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."""
+    checkpoint: CheckpointOption = "best"
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
@@ -64,7 +61,7 @@ class Options(WithImports):
     directory, and to TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
-    session: Annotated[Literal["best", "all"] | int, Limits(0, 10_000)] = "best"
+    session: Annotated[Literal["best", "all"] | int, SESSION_NUMBERS] = "best"
     """`best` (the highest mean return of 100 games), `all` (also reports the mean over sessions with its 95%
     interval), or the number of a session."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0

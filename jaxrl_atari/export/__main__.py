@@ -18,16 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
 from jaxrl_atari import cli
-from jaxrl_atari.checks import Limits
+from jaxrl_atari.checks import require_new_folder
 from jaxrl_atari.cli.options import parse
-from jaxrl_atari.errors import UserError, require_package
+from jaxrl_atari.errors import require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export.programs import export_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import unused
@@ -38,11 +37,10 @@ from jaxrl_atari.runs.layout import session_number
 class Options(WithImports):
     """Exports a policy to a folder that does not need this package."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: RunDir
     """Directory of a run."""
-    checkpoint: Annotated[Literal["best", "latest"] | int, Limits(0, 10**12)] = "best"
-    """`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."""
-    session: Annotated[Literal["best"] | int, Limits(0, 10_000)] = "best"
+    checkpoint: CheckpointOption = "best"
+    session: Annotated[Literal["best"] | int, SESSION_NUMBERS] = "best"
     """`best` (the highest mean return of 100 games), or the number of a session."""
     output: Path | None = None
     """New folder. None: export_STEP in the session's directory (or export_STEP_2, ...)."""
@@ -54,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import_named(options.imports)
     for package in ("onnx", "onnxruntime"):
         require_package(package, "export")
-    if options.output is not None and (options.output.is_file() or any(options.output.glob("*"))):
-        raise UserError(f"--output {options.output}: exists already; choose another folder, or remove it")
+    if options.output is not None:
+        require_new_folder(options.output)
     forbid_gpu()  # a GPU may be training
     run = read_run(options.run_dir)
     session = None if options.session == "best" else options.session

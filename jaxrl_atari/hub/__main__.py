@@ -2,13 +2,13 @@
 
     python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
-    python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|STEP] [--rounded]
+    python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|latest|STEP] [--rounded]
 
 A repository has the layout of a run directory:
 
 - config, metrics, evaluations, graphs, logs of actions, and the user's own code
 - the parameters of one checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of
-  every session
+  every session (`pack`: its parameters)
 - a model card (README.md), and the newest video of these sessions (replay.mp4)
 
 `pull` downloads a repository into a run directory, for `evaluate`, `verify`, `plots` and, with the latest
@@ -17,22 +17,27 @@ use HF_TOKEN and HF_ENDPOINT. If the network is the user's own, `push` and `pack
 """
 
 import contextlib
+import dataclasses
 import fnmatch
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
-from tyro.conf import Positional
+import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import parse_command
+from jaxrl_atari.checks import require_new_folder
+from jaxrl_atari.cli.commands import list_commands
+from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import UserError, os_reason, require_package
 from jaxrl_atari.hardware.gpus import forbid_gpu
-from jaxrl_atari.hub.files import Checkpoint, packed_files, repository_files
-from jaxrl_atari.imports import ImportNames, import_named
+from jaxrl_atari.hub.files import packed_files, repository_files
+from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.option_forms import CheckpointChoice, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import command_line
@@ -63,10 +68,59 @@ LEFT_OUT = (
 """What a push leaves out of a checkpoint, unless it pushes the latest ones."""
 
 
-def _require_new(directory: Path) -> None:
-    """Raises `UserError` if there is a file of that name, or a directory that is not empty."""
-    if directory.is_file() or any(directory.glob("*")):
-        raise UserError(f"{directory}: exists already; choose another directory, or remove it")
+PURPOSES = {
+    "push": "push a run to a model repository of the Hugging Face Hub",
+    "pull": "download a run from the Hub",
+    "pack": "write the files of a push to a folder, to share a run without the Hub",
+}
+"""Commands of `hub` -> what they do."""
+
+RepoId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/REPO")]
+"""The type of an argument that names a repository."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PushOptions(WithImports):
+    """Pushes a run to a model repository, which is created if it does not exist.
+
+    Afterwards the repository has only this run: the same commit removes the files of an earlier push.
+    """
+
+    run_dir: RunDir
+    """Directory of a run, such as data/NAME_TIMESTAMP."""
+    repo_id: RepoId
+    """Model repository on the Hub."""
+    private: bool = False
+    """Create a private repository, and refuse an existing public one."""
+    checkpoint: CheckpointChoice = "best"
+    """`best` or an env step: the parameters of this checkpoint of the best session. `latest`: the whole latest
+    checkpoint of every session."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PullOptions:
+    """Downloads a run, completely or not at all."""
+
+    repo_id: RepoId
+    """Model repository on the Hub."""
+    directory: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")] = None
+    """New or empty directory of the run. None: data/REPO."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PackOptions(WithImports):
+    """Writes the files of a push, without a model card, to a new folder, to share a run without the Hub."""
+
+    run_dir: RunDir
+    """Directory of a run, such as data/NAME_TIMESTAMP."""
+    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+    """New or empty directory."""
+    checkpoint: CheckpointChoice = "best"
+    """The parameters to share: those of `best` or of an env step, both of the best session, or of the `latest`
+    checkpoint of every session."""
+    rounded: bool = False
+    """Halve the size of the parameters, for a run that computed in bfloat16: round the largest kernel to bfloat16.
+    A machine that computes in float32 then uses the rounded kernel."""
 
 
 @contextlib.contextmanager
@@ -99,33 +153,19 @@ def _require_run_repository(repo_id: str, files: set[str]) -> None:
         )
 
 
-def push(
-    run_dir: Positional[Path],
-    repo_id: Positional[str],
-    private: bool = False,
-    checkpoint: Checkpoint = "best",
-    imports: ImportNames = (),
-) -> None:
-    """Pushes a run to a model repository, which is created if it does not exist.
-
-    Afterwards the repository has only this run: the same commit removes the files of an earlier push.
-
-    Args:
-        run_dir: directory of a run, such as data/NAME_TIMESTAMP
-        repo_id: model repository, USER/REPO
-        private: create a private repository, and refuse an existing public one
-        checkpoint: best, or an env step, of the best session; latest, of every session
-        imports: module, or path of a Python file, that registers the run's network
-    """
-    import_named(imports)
+def push(options: PushOptions) -> None:
+    """Pushes a run; see `PushOptions`."""
+    repo_id = options.repo_id
+    import_named(options.imports)
     require_package("huggingface_hub", "hub")
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    files = repository_files(run_dir, repo_id, checkpoint)
+    files = repository_files(options.run_dir, repo_id, options.checkpoint)
     with _client(repo_id) as api:
         api.whoami()  # fails on a bad token, before anything is created
-        url = api.create_repo(repo_id, private=private or None, exist_ok=True)
-        if private and not api.model_info(repo_id).private:  # `create_repo` leaves an existing repository as it is
+        url = api.create_repo(repo_id, private=options.private or None, exist_ok=True)
+        # `create_repo` leaves an existing repository as it is.
+        if options.private and not api.model_info(repo_id).private:
             raise UserError(
                 f"{repo_id}: a public repository; make it private at {url}/settings, or omit --private"
             )
@@ -135,49 +175,18 @@ def push(
         api.create_commit(
             repo_id,
             [*added, *map(CommitOperationDelete, others - files.keys())],
-            commit_message=f"{run_dir.resolve().name}, checkpoint {checkpoint}",
+            commit_message=f"{options.run_dir.resolve().name}, checkpoint {options.checkpoint}",
         )
-    if checkpoint != "latest":
+    if options.checkpoint != "latest":
         say(f"{LEFT_OUT}; --checkpoint latest pushes everything")
     say(f"pushed: {url}")
 
 
-def pack(
-    run_dir: Positional[Path],
-    directory: Positional[Path],
-    checkpoint: Literal["best"] | int = "best",
-    rounded: bool = False,
-    imports: ImportNames = (),
-) -> None:
-    """Writes the files of a push, without a model card, to a new folder, to share a run without the Hub.
-
-    Args:
-        run_dir: directory of a run, such as data/NAME_TIMESTAMP
-        directory: new or empty directory
-        checkpoint: best, or an env step, of the best session
-        rounded: halve the size of the parameters, for a run that computed in bfloat16: round the largest kernel
-            to bfloat16; a machine that computes in float32 then uses the rounded kernel
-        imports: module, or path of a Python file, that registers the run's network
-    """
-    import_named(imports)
-    _require_new(directory)
-    for name, content in packed_files(run_dir, checkpoint, rounded).items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, content if isinstance(content, bytes) else content.read_bytes())
-    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    say(f"{LEFT_OUT}\npacked: {directory} ({size / 1e6:.1f} MB)")
-
-
-def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) -> None:
-    """Downloads a run, completely or not at all.
-
-    Args:
-        repo_id: model repository, USER/REPO
-        directory: new or empty directory of the run; data/REPO if it is left out
-    """
-    directory = directory or Path("data", Path(repo_id).name)
-    _require_new(directory)
+def pull(options: PullOptions) -> None:
+    """Downloads a run; see `PullOptions`."""
+    repo_id = options.repo_id
+    directory = options.directory or Path("data", Path(repo_id).name)
+    require_new_folder(directory)
     with _client(repo_id) as api:
         names = [file.rfilename for file in api.model_info(repo_id).siblings]
         if not fnmatch.filter(names, CHECKPOINT_FILES):
@@ -190,11 +199,31 @@ def pull(repo_id: Positional[str], directory: Positional[Path | None] = None) ->
     say(f"pulled: {directory}\nnext: {command_line('evaluate', directory)}")
 
 
+def pack(options: PackOptions) -> None:
+    """Writes the files of a push to a new folder; see `PackOptions`."""
+    directory = options.directory
+    import_named(options.imports)
+    require_new_folder(directory)
+    for name, content in packed_files(options.run_dir, options.checkpoint, options.rounded).items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, content if isinstance(content, bytes) else content.read_bytes())
+    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    say(f"{LEFT_OUT}\npacked: {directory} ({size / 1e6:.1f} MB)")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `python -m jaxrl_atari.hub`."""
     forbid_gpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
-    commands = {"push": push, "pull": pull, "pack": pack}
-    parse_command(commands, arguments, "hub")()
+    command, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if command == "push":
+        push(parse(PushOptions, words, "hub push"))
+    elif command == "pull":
+        pull(parse(PullOptions, words, "hub pull"))
+    elif command == "pack":
+        pack(parse(PackOptions, words, "hub pack"))
+    else:
+        list_commands([command], PURPOSES, "python -m jaxrl_atari.hub ")
 
 
 if __name__ == "__main__":

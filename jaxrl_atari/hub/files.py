@@ -3,10 +3,10 @@
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hub.card import model_card
+from jaxrl_atari.option_forms import CheckpointChoice
 from jaxrl_atari.output import say
 from jaxrl_atari.report.evaluations import written_at
 from jaxrl_atari.report.summary import Run, read_run
@@ -27,9 +27,6 @@ from jaxrl_atari.runs.layout import (
     checkpoint_path,
 )
 from jaxrl_atari.runs.published import save_parameters
-
-Checkpoint = Literal["best", "latest"] | int
-"""A checkpoint as the user chooses it: a number is that of env steps."""
 
 FILES = (
     CONFIG_FILE,
@@ -53,7 +50,7 @@ Files = dict[str, Path | bytes]
 """Files of a repository: name -> the file to copy, or the content itself."""
 
 
-def load_policies(run: Run, checkpoint: Checkpoint) -> list[Policy]:
+def load_policies(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
     """The policies whose checkpoints are shared: one of the best session, or with `latest` one of every
     session that has any.
 
@@ -108,8 +105,8 @@ def newest_video(policies: Sequence[Policy]) -> Files:
     return {HUB_VIDEO_FILE: max(videos, key=written_at)} if videos else {}
 
 
-def packed_files(run_dir: Path, checkpoint: Literal["best"] | int, rounded: bool = False) -> Files:
-    """The files of a run that is shared without the Hub: one checkpoint, and no model card.
+def packed_files(run_dir: Path, checkpoint: CheckpointChoice, rounded: bool = False) -> Files:
+    """The files of a run that is shared without the Hub: the parameters of checkpoints, and no model card.
 
     Raises:
         UserError: as `repository_files`.
@@ -119,7 +116,7 @@ def packed_files(run_dir: Path, checkpoint: Literal["best"] | int, rounded: bool
     return parameters_of(policies, rounded) | run_files(run, FILES) | newest_video(policies)
 
 
-def repository_files(run_dir: Path, repo_id: str, checkpoint: Checkpoint) -> Files:
+def repository_files(run_dir: Path, repo_id: str, checkpoint: CheckpointChoice) -> Files:
     """The contents of a repository.
 
     Args:

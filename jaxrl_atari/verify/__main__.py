@@ -22,6 +22,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, VerificationFailed, require
 from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.option_forms import ENV_STEPS, SESSION_NUMBERS, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
@@ -33,17 +34,17 @@ from jaxrl_atari.verify.recompute import verify_session
 class Options(WithImports):
     """Recomputes the scores of a run from its seeds and actions alone."""
 
-    run_dir: tyro.conf.Positional[Path]
+    run_dir: RunDir
     """Directory of a run."""
-    session: Annotated[Literal["all"] | int, Limits(0, 10_000)] = "all"
+    session: Annotated[Literal["all"] | int, SESSION_NUMBERS] = "all"
     """`all` sessions, or the number of one."""
-    start: Annotated[int, tyro.conf.arg(name="from"), Limits(0, 10**12)] = 0
+    start: Annotated[int, tyro.conf.arg(name="from"), ENV_STEPS] = 0
     """Play only pieces of games that end after about this env step."""
-    end: Annotated[int | None, tyro.conf.arg(name="to"), Limits(0, 10**12)] = None
+    end: Annotated[int | None, tyro.conf.arg(name="to"), ENV_STEPS] = None
     """Play only pieces that start before about this env step. None: to the end."""
     sample: Annotated[int | None, Limits(1)] = None
     """Play only this many random pieces of the games. None: all of them."""
-    retrain: Annotated[int | None, Limits(0, 10**12)] = None
+    retrain: Annotated[int | None, ENV_STEPS] = None
     """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the
     same software, device and threads, and compare all bits. Nothing in the run is changed."""
 
