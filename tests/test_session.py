@@ -612,6 +612,28 @@ def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
         make_run_dir(config, tmp_path / "notes" / "run")
 
 
+@pytest.mark.parametrize(
+    ("file", "kind", "name"),
+    [
+        ("config.json", "run", "train"),
+        ("suite.json", "suite", "suite"),
+        ("sweep.json", "sweep", "suite"),
+        ("search.json", "search", "search"),
+    ],
+)
+def test_a_folder_that_is_taken_says_what_it_holds(tmp_path, file, kind, name):
+    (tmp_path / file).write_text("{}")
+    (tmp_path / "trial.json").write_text("{}")
+    line = (
+        f"{tmp_path}: holds a {kind}, which `python -m jaxrl_atari.{name} --resume {tmp_path}` continues; choose"
+    )
+    with pytest.raises(UserError, match=f"^{re.escape(line)}"):
+        make_run_dir(TINY, tmp_path)
+    other = "suite.json" if kind == "search" else "search.json"
+    with pytest.raises(UserError, match=rf"it has no {other}\); it holds a {kind}$"):
+        read_config(tmp_path, other)
+
+
 def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path):
     write_json(tmp_path / "config.json", describe(change(TINY, seed=3)) | {"git_revision": "abc", "python": "3.0"})
     assert read_config(tmp_path) == change(TINY, seed=3)

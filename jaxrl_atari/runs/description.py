@@ -25,9 +25,9 @@ from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.runs.files import read_json, read_result
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
-    SEARCH_FILE,
+    KINDS,
     SUITE_FILE,
-    SWEEP_FILE,
+    held_kind,
     latest_env_steps,
     session_dirs,
 )
@@ -44,11 +44,12 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         UserError: it is not such a directory, or its file cannot be used.
     """
     path = directory / file
-    kinds = {SUITE_FILE: "suite", SEARCH_FILE: "search", SWEEP_FILE: "sweep"}
     if not path.is_file():
-        found = [kind for name, kind in kinds.items() if (directory / name).is_file()]
-        hint = f"it holds a {found[0]}: name a directory in it" if found else "expected data/NAME_TIMESTAMP"
-        raise UserError(f"{directory}: not a {kinds.get(file, 'run')} directory (it has no {file}); {hint}")
+        kind = held_kind(directory)
+        hint = f"it holds a {kind}" if kind else "expected data/NAME_TIMESTAMP"
+        if kind and file == CONFIG_FILE:
+            hint += ": name a directory in it"
+        raise UserError(f"{directory}: not a {KINDS[file]} directory (it has no {file}); {hint}")
     try:
         described = read_json(path)
         config = config_from_dict(described["config"])

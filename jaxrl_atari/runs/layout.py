@@ -72,6 +72,18 @@ SESSION_FILES = (CHECKPOINTS_FOLDER, METRICS_FILE, EVALUATIONS_FILE, ACTIONS_FOL
 """Files and folders that show that a session has trained."""
 
 
+KINDS = {CONFIG_FILE: "run", SUITE_FILE: "suite", SWEEP_FILE: "sweep", SEARCH_FILE: "search"}
+"""File that describes what a directory holds -> what that is."""
+
+COMMAND_OF_KIND = {"run": "train", "suite": "suite", "sweep": "suite", "search": "search"}
+"""What a directory holds -> the command that continues it."""
+
+
+def held_kind(directory: Path) -> str | None:
+    """What a directory holds: `run`, `suite`, `sweep` or `search`; None if it holds none of them."""
+    return next((kind for file, kind in KINDS.items() if (directory / file).is_file()), None)
+
+
 def is_run(directory: Path) -> bool:
     """Whether a directory holds a run, also one that has no session yet."""
     return (directory / CONFIG_FILE).is_file()

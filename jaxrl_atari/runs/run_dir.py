@@ -17,8 +17,11 @@ from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import create_file, only_writer, unused
 from jaxrl_atari.runs.layout import (
     CODE_FOLDER,
+    COMMAND_OF_KIND,
     LOCK_FILE,
     has_session,
+    held_kind,
+    resume_command,
     session_dirs,
     session_files,
 )
@@ -73,13 +76,21 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
                 raise
             return make_run_dir(config)  # another run has just taken the name
         if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
-            raise UserError(f"{run_dir}: holds {other}, and no run; choose another folder or an empty one")
+            raise UserError(f"{run_dir}: holds {_holding(run_dir, other)}; choose another folder or an empty one")
         (run_dir / LOCK_FILE).touch()
     except OSError as error:
         is_long = error.errno == errno.ENAMETOOLONG
         hint = "choose a shorter name" if is_long else "choose a folder that can be written to"
         raise UserError(f"{run_dir}: {error.strerror}; {hint}") from error
     return run_dir
+
+
+def _holding(directory: Path, file: str) -> str:
+    """What a directory holds, as text: a run, suite, sweep or search, or else one of its files."""
+    kind = held_kind(directory)
+    if kind is None:
+        return f"{file}, and no run"
+    return f"a {kind}, which `{resume_command(COMMAND_OF_KIND[kind], directory)}` continues"
 
 
 @contextlib.contextmanager
