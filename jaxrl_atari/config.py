@@ -459,15 +459,6 @@ class Config:
                 self.trial.parallel,
                 expected="0 or 1 with devices.distributed",
             )
-        can_be_deterministic = self.network.name != "impala" or self.devices.gpu is False
-        require(
-            can_be_deterministic or not self.devices.deterministic,
-            "devices.deterministic",
-            self.devices.deterministic,
-            expected="false with impala",
-            hint="XLA has no deterministic gradient of max-pooling on a GPU;"
-            " with devices.gpu = false none is needed",
-        )
 
     def check_split(self, devices: int) -> None:
         """Raises `ConfigError` unless rollouts can give usable minibatches, and both split over the devices."""

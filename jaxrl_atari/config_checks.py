@@ -1,14 +1,26 @@
 """The checks of a config that need the network and the algorithm that it names."""
 
+from functools import partial
+
+import flax.linen as nn
+import jax
+
 from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import require
 from jaxrl_atari.imports import import_inherited
-from jaxrl_atari.network_interface import initial_carry, is_recurrent, make_module
+from jaxrl_atari.network_interface import (
+    apply_module,
+    empty_observation,
+    init_params,
+    initial_carry,
+    is_recurrent,
+    make_module,
+)
 
 
 def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
-    """Checks that network, algorithm and coefficients of a config exist, and that minibatches suit the network.
+    """Checks that network, algorithm and coefficients of a config exist, and that its options suit the network.
 
     Imports first what the user has named with `--import`, in a process that a command started.
 
@@ -30,3 +42,19 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
         expected=f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
         hint=f"{config.network.name} is recurrent and learns from whole environments",
     )
+    if config.devices.deterministic and config.devices.gpu is not False:
+        require(
+            not _has_max_pooling(module),
+            "devices.deterministic",
+            True,
+            expected=f"false with {config.network.name}",
+            hint="XLA has no deterministic gradient of max-pooling on a GPU;"
+            " with devices.gpu = false none is needed",
+        )
+
+
+def _has_max_pooling(module: nn.Module) -> bool:
+    """Whether the program of a network takes the maximum over windows."""
+    params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
+    program = jax.make_jaxpr(partial(apply_module, module))(params, empty_observation(module))
+    return "reduce_window_max" in str(program)

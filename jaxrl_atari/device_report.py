@@ -9,7 +9,6 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 
 import dataclasses
 import importlib.metadata
-import sys
 from collections.abc import Sequence
 
 import jax
@@ -24,7 +23,7 @@ from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import driver_version, gpu_packages, visible_gpus
 from jaxrl_atari.hardware.memory import do_not_preallocate
-from jaxrl_atari.output import say
+from jaxrl_atari.output import counted, say
 from jaxrl_atari.update_memory import memory_report
 
 
@@ -36,7 +35,13 @@ class Options(FromConfig):
     """
 
 
-def _print_report(config: Config, with_memory: bool) -> list[str]:
+class FaultyDevices(UserError):
+    """The NVIDIA driver or a device fails."""
+
+    exit_status = 1
+
+
+def _print_report(config: Config, *, with_memory: bool, can_train: bool) -> list[str]:
     """Prints the report.
 
     A fault is a driver or a device that fails, and gives status 1. A problem is a fault, or GPUs that stay unused
@@ -45,6 +50,7 @@ def _print_report(config: Config, with_memory: bool) -> list[str]:
     Args:
         config: its `devices` are those whose memory is reported.
         with_memory: without a fault, also report the memory that training with the config needs.
+        can_train: whether this machine has the devices that the config demands; if not, an error follows.
 
     Returns:
         The faults.
@@ -75,7 +81,7 @@ def _print_report(config: Config, with_memory: bool) -> list[str]:
         problems.append(visible.why_none)
     for problem in problems:
         say(f"problem: {problem}")
-    if not problems:
+    if not problems and can_train:
         say("no problem found")
     return faults
 
@@ -160,10 +166,11 @@ def _multiply(device: jax.Device) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Exits with status 1 if the driver or a device fails.
+    """The command. Its errors follow the report.
 
     Raises:
-        UserError: the config demands a device that this machine lacks. It is raised after the report (status 2).
+        FaultyDevices: the driver or a device fails (status 1).
+        UserError: the config demands a device that this machine lacks (status 2).
     """
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
@@ -174,11 +181,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except UserError as error:  # this machine lacks a device that the config demands: the report may tell why
         lacking = error
     has_config = sources.config_file is not None or config != Config()
-    faults = _print_report(config, with_memory=has_config and lacking is None)
+    can_train = lacking is None
+    faults = _print_report(config, with_memory=has_config and can_train, can_train=can_train)
     if lacking is not None:
         raise lacking
     if faults:
-        sys.exit(1)
+        raise FaultyDevices(f"{counted(len(faults), 'fault')} of the driver or a device, listed above as problems")
 
 
 def run() -> None:

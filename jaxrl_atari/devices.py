@@ -6,7 +6,7 @@ JAX starts, and `data_parallel.py` runs the update on the learner's devices. The
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
     @property
     def local_learner(self) -> tuple[jax.Device, ...]:
         """The learner's devices in this process."""
-        return tuple(device for device in self.learner if device.process_index == jax.process_index())
+        return of_this_process(self.learner)
 
     @property
     def home(self) -> jax.Device:
@@ -58,13 +58,13 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
         chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
     learner = learner_devices(devices, chosen, found, field)
     _require_device_in_each_process(devices, learner)
-    local = tuple(device for device in learner if device.process_index == jax.process_index())
+    local = of_this_process(learner)
     gpus = local_gpus(found)
     actors = local
-    if devices.actor != "learner":
+    if chosen.actor != "learner":
         actors = (local_device(chosen.actor, gpus, "devices.actor"),) * len(local)
     evaluator = local[0]
-    if devices.evaluator != "learner":
+    if chosen.evaluator != "learner":
         evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
     return Placement(learner, actors, evaluator, chosen.why_learner)
 
@@ -102,26 +102,30 @@ def local_gpus(found: Sequence[jax.Device]) -> dict[int, jax.Device]:
 
     JAX may have started without some of the visible GPUs.
     """
-    here = jax.process_index()
-    return {gpu_provider().index(gpu): gpu for gpu in found if gpu.process_index == here}
+    return {gpu_provider().index(gpu): gpu for gpu in of_this_process(found)}
 
 
-def local_device(index: int | None, gpus: Mapping[int, jax.Device], option: str) -> jax.Device:
-    """The device of this process that an option means: a GPU, or the CPU for None.
+def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+    """Those of the devices of all processes that this process has."""
+    return tuple(device for device in devices if device.process_index == jax.process_index())
+
+
+def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], option: str) -> jax.Device:
+    """The device of this process that an option means.
 
     Args:
-        index: index of the GPU among the visible GPUs.
+        chosen: index of a GPU among the visible GPUs, or the CPU.
         gpus: those of `local_gpus`.
         option: name of the option in the error.
 
     Raises:
         ConfigError: JAX has started without this GPU.
     """
-    if index is None:
+    if chosen == "cpu":
         return jax.local_devices(backend="cpu")[0]
     expected = f"one of {list(gpus)}, on which JAX has started"
-    require(index in gpus, option, index, expected, "use a fresh process")
-    return gpus[index]
+    require(chosen in gpus, option, chosen, expected, "use a fresh process")
+    return gpus[chosen]
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.config_dicts import changed_fields, config_from_dict, set_fields
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
@@ -153,10 +153,6 @@ def env(**options):
         (
             lambda: Config(overlap="update", devices=DevicesConfig(distributed=True)),
             r"overlap = 'update': expected none with devices\.distributed",
-        ),
-        (
-            lambda: Config(network=NetworkConfig(name="impala"), devices=DevicesConfig(deterministic=True)),
-            r"devices\.deterministic = True: expected false with impala; XLA has no .* none is needed",
         ),
     ],
 )

@@ -36,13 +36,14 @@ def _clean(monkeypatch):
         ("MIG-slice", ["MIG-slice"]),
         ("", []),
         ("-1", []),
+        (",0", []),
     ],
 )
 def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     found, why_none, fault, _ = visible_gpus()
-    assert [gpu.name for gpu in found] == expected
+    assert [gpu.uuid for gpu in found] == expected
     assert {(gpu.model, gpu.memory) for gpu in found} <= {("H100", 24 * GIB)}
     assert (why_none, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", None)
     assert gpus.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # CUDA counts as NVML does
@@ -67,16 +68,23 @@ def test_the_reason_for_no_gpu(variables, why_none, fault, machine, monkeypatch)
 def test_a_gpu_that_fails_does_not_hide_the_others(machine, monkeypatch):
     monkeypatch.setenv("FAKE_FAILING", "0:15,2:4")  # lost; not permitted, as in a container
     found = visible_gpus()
-    assert [gpu.name for gpu in found.gpus] == ["GPU-1", "GPU-3"]
+    assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-3"]
     assert found[1:] == ("", None, ("GPU 0: 15",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,MIG-gone,0")  # an unknown name ends the list
-    assert [gpu.name for gpu in visible_gpus().gpus] == ["GPU-3"]
+    assert [gpu.uuid for gpu in visible_gpus().gpus] == ["GPU-3"]
 
 
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
     install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
     assert visible_gpus() == ((), f"JAX's CUDA plugin is not installed; {install}", "plugin", ())
+
+
+@pytest.mark.parametrize("names", ["0,0", "1,GPU-1", "2,0,2"])
+def test_a_gpu_that_is_named_twice_is_refused(names, machine, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)  # CUDA would show none
+    with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES = '{names}': expected each GPU at most once"):
+        visible_gpus()
 
 
 def test_another_order_of_cuda_is_refused(machine, monkeypatch):
@@ -97,7 +105,7 @@ def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
     simulate(3)
     for names, expected in (("2,0", "20"), ("", ""), ("-1", ""), ("1,7,0", "1")):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-        assert "".join(gpu.name for gpu in visible_gpus().gpus) == expected
+        assert "".join(gpu.uuid for gpu in visible_gpus().gpus) == expected
 
 
 # --- The gpu option and the devices of a session -----------------------------------------------------------------
@@ -240,11 +248,11 @@ def test_impossible_places_are_rejected(simulate, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "learner", "actor", "evaluator"),
     [
-        ({}, (0,), None, None),
-        ({"gpu": False}, (), None, None),
-        ({"gpu": True, "actor": 3}, (0,), 3, None),
-        ({"gpu": 1, "data_parallel": "all", "evaluator": "auto"}, (1, 2, 3), None, 0),
-        ({"distributed": True}, (0, 1, 2, 3), None, None),
+        ({}, (0,), "learner", "cpu"),
+        ({"gpu": False}, (), "learner", "cpu"),
+        ({"gpu": True, "actor": 3}, (0,), 3, "cpu"),
+        ({"gpu": 1, "data_parallel": "all", "evaluator": "auto"}, (1, 2, 3), "learner", 0),
+        ({"distributed": True, "evaluator": "learner"}, (0, 1, 2, 3), "learner", "learner"),
     ],
 )
 def test_the_gpus_that_a_config_uses(options, learner, actor, evaluator, machine):
@@ -340,7 +348,7 @@ def test_the_report_names_the_gpu_that_jax_lacks(simulate, monkeypatch, capsys):
     monkeypatch.setattr(SimulatedGpus, "start", lambda self: jax.devices("cpu")[2:3])  # GPU 1 of two
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     simulate(2)
-    with pytest.raises(SystemExit, match="1"):
+    with pytest.raises(device_report.FaultyDevices, match="1 fault of the driver or a device, listed above"):
         device_report.main([])
     lines = capsys.readouterr().out.splitlines()
     assert "problem: JAX has started without GPU 0" in lines
@@ -381,7 +389,16 @@ def test_the_report_comes_before_the_error_about_a_gpu_that_is_demanded(tmp_path
     result = report(FakeMachine(tmp_path, gpus=2).python, "--devices.gpu", "true", FAKE_NVML_ERROR="18")
     assert result.returncode == 2, result.stderr
     assert "problem: NVML failed: 18" in result.stdout
+    assert "no problem found" not in result.stdout
     assert result.stderr.splitlines()[-1].startswith("error: devices.gpu = True: expected ")
+
+
+def test_a_gpu_that_this_machine_lacks_is_not_called_no_problem(simulate, monkeypatch, capsys):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    simulate(1)
+    with pytest.raises(ConfigError, match=r"devices\.gpu = 3: expected a visible GPU"):
+        device_report.main(["--devices.gpu", "3"])
+    assert "no problem found" not in capsys.readouterr().out
 
 
 def test_a_machine_without_a_gpu_has_no_problem(tmp_path):

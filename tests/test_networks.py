@@ -1,5 +1,6 @@
 """What training needs of every network, each against layers that are not ours, and frames against naive loops."""
 
+import contextlib
 import itertools
 from functools import cache, partial
 
@@ -14,7 +15,8 @@ from threadpoolctl import threadpool_limits
 from jaxrl_atari import network_interface, networks
 from jaxrl_atari.algorithm import Mean, Minibatch
 from jaxrl_atari.categorical import log_prob_of
-from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.fast import cpu_conv
 from jaxrl_atari.frames import (
@@ -28,7 +30,7 @@ from jaxrl_atari.frames import (
 )
 from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.network_forms import make_network, make_networks
-from jaxrl_atari.network_interface import Observation, apply_module, init_params, make_module
+from jaxrl_atari.network_interface import Observation, Outputs, apply_module, init_params, make_module
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
@@ -815,3 +817,30 @@ def test_pictures_stay_bytes_of_the_same_shape(function, got):
     with pytest.raises(ConfigError, match=rf"map_images = '{got}': expected uint8\[2, 84, 84, 4\]") as error:
         map_images(function, jnp.asarray(random_stacks(2)))
     assert "astype(jnp.uint8)" in str(error.value)
+
+
+class MaxPooled(nn.Module):
+    """A network of a user that takes maxima over windows."""
+
+    num_actions: int
+    dtype: object = jnp.float32
+
+    @nn.compact
+    def __call__(self, stacks):
+        x = nn.max_pool(stacks.astype(self.dtype), (4, 4), (4, 4)).reshape(len(stacks), -1)
+        return Outputs(nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[:, 0])
+
+
+network_interface.register_network("max_pooled", MaxPooled)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "refused"),
+    [("impala", "auto", True), ("max_pooled", 0, True), ("impala", False, False), ("nature", "auto", False)],
+)
+def test_a_network_with_max_pooling_is_not_deterministic_on_a_gpu(name, gpu, refused):
+    devices = DevicesConfig(gpu=gpu, deterministic=True)
+    config = Config(network=NetworkConfig(name=name), devices=devices)
+    message = f"devices.deterministic = True: expected false with {name}; XLA has no .* none is needed"
+    with pytest.raises(ConfigError, match=message) if refused else contextlib.nullcontext():
+        check_names_and_minibatches(config)

@@ -22,16 +22,20 @@ from jaxrl_atari.option_forms import GpuOption, gpu_index
 
 Device = TypeVar("Device")
 
+ChosenDevice = int | Literal["cpu", "learner"]
+"""Where something runs: the index of a visible GPU, the CPU, or the learner's devices."""
 
-def _gpu_of(option: GpuOption | Literal["learner"], visible: VisibleGpus, field: str) -> int | None:
-    """The index of the visible GPU that an option means; None for the CPU, or for the learner's device.
 
-    | option | GPU |
+def _chosen(option: GpuOption | Literal["learner"], visible: VisibleGpus, field: str) -> ChosenDevice:
+    """The device that an option means.
+
+    | option | device |
     |---|---|
-    | "auto" | the first one, if there is one |
-    | True | the first one, or an error |
-    | False, "learner" | none |
-    | 0, 1, ... | exactly that one, or an error |
+    | "learner" | those of the learner |
+    | "auto" | the first visible GPU, or the CPU if there is none |
+    | True | the first visible GPU, or an error |
+    | False | the CPU |
+    | 0, 1, ... | exactly that GPU, or an error |
 
     Args:
         visible: the visible GPUs.
@@ -40,8 +44,10 @@ def _gpu_of(option: GpuOption | Literal["learner"], visible: VisibleGpus, field:
     Raises:
         ConfigError: there is no such GPU; the message names the visible ones.
     """
-    if option is False or option == "learner" or (option == "auto" and not visible.gpus):
-        return None
+    if option == "learner":
+        return "learner"
+    if option is False or (option == "auto" and not visible.gpus):
+        return "cpu"
     index = gpu_index(option) or 0  # `auto` and True mean the first one
     models = [gpu.model for gpu in visible.gpus]
     listed = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {visible.why_none}"
@@ -66,20 +72,20 @@ def first_devices(devices: DevicesConfig, available: Sequence[Device], kind: str
 
 
 class DeviceChoice(NamedTuple):
-    """The GPUs that a config asks for, as indices into the visible GPUs of this process."""
+    """The devices that a config asks for. Indices count the visible GPUs of this process."""
 
     gpus: tuple[Gpu, ...]  # the visible GPUs; empty with `devices.gpu = false`, where NVML is not asked
     why_none: str  # why `gpus` is empty
     learner: tuple[int, ...]  # empty if the CPU learns
-    actor: int | None  # None means the CPU, or the learner's device
-    evaluator: int | None  # as `actor`
+    actor: ChosenDevice
+    evaluator: ChosenDevice
     why_learner: str  # why the learner has these devices
 
     @property
     def used(self) -> tuple[int, ...]:
         """The GPUs that learn, act or evaluate."""
-        indices = (*self.learner, self.actor, self.evaluator)
-        return tuple(sorted({index for index in indices if index is not None}))
+        chosen = (*self.learner, self.actor, self.evaluator)
+        return tuple(sorted({index for index in chosen if isinstance(index, int)}))
 
 
 def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
@@ -94,14 +100,14 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     why_learner = f"{field} = {str(devices.gpu).lower()}"
     visible = VisibleGpus((), why_learner) if devices.gpu is False else visible_gpus()
     all_indices = range(len(visible.gpus))
-    first = _gpu_of(devices.gpu, visible, field)
-    actor = _gpu_of(devices.actor, visible, "devices.actor")
-    evaluator = _gpu_of(devices.evaluator, visible, "devices.evaluator")
+    first = _chosen(devices.gpu, visible, field)
+    actor = _chosen(devices.actor, visible, "devices.actor")
+    evaluator = _chosen(devices.evaluator, visible, "devices.evaluator")
     if devices.distributed:  # `data_parallel` counts the devices of all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
         require(gpu_index(devices.gpu) is None, field, devices.gpu, "no index with devices.distributed", hint)
         learner = tuple(all_indices)
-    elif first is not None:
+    elif isinstance(first, int):
         learner = first_devices(devices, all_indices[first:], f"the GPUs from {first} on")
     else:
         # Checks the number. These devices are known only when JAX has started.

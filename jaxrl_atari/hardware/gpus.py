@@ -25,7 +25,7 @@ nvml: Any = pynvml  # its type annotations are incomplete
 class Gpu(NamedTuple):
     """A GPU that this process may use."""
 
-    name: str  # UUID of the GPU or MIG slice, as in CUDA_VISIBLE_DEVICES
+    uuid: str  # of the GPU or MIG slice, as in CUDA_VISIBLE_DEVICES
     model: str
     memory: int  # in bytes; 0 if unknown
 
@@ -151,7 +151,10 @@ def obey_cuda_visible_devices(
 
     Args:
         gpus: all GPUs of the machine, in the order of their indices.
-        find: looks up a name that is neither an index nor the start of a name in `gpus`; None if it is unknown.
+        find: looks up a name that is neither an index nor the start of a UUID in `gpus`; None if it is unknown.
+
+    Raises:
+        ConfigError: it names a GPU twice. CUDA would then show none.
     """
     if not gpus:
         return VisibleGpus((), "this machine has no GPU")
@@ -161,10 +164,11 @@ def obey_cuda_visible_devices(
     chosen = []
     for name in map(str.strip, names.split(",")):
         numbered = gpus[int(name)] if name.isdecimal() and int(name) < len(gpus) else None
-        named = next((gpu for gpu in gpus if name and gpu.name.startswith(name)), None)
+        named = next((gpu for gpu in gpus if name and gpu.uuid.startswith(name)), None)
         found = numbered or named or find(name)
         if found is None:
             break
+        require(found not in chosen, "CUDA_VISIBLE_DEVICES", names, "each GPU at most once")
         chosen.append(found)
     return VisibleGpus(tuple(chosen), "" if chosen else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
 

@@ -69,9 +69,8 @@ def apply_memory_fraction(devices: DevicesConfig) -> None:
     fraction = devices.memory_fraction
     if fraction is None:
         return
-    if os.environ.get(FRACTION_VARIABLE) != str(
-        fraction
-    ):  # it is equal in the process of a slot, see `trials/slots.py`
+    # It is equal in the process of a slot, see `trials/slots.py`.
+    if os.environ.get(FRACTION_VARIABLE) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
         os.environ[FRACTION_VARIABLE] = str(fraction)
     os.environ.pop(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together

@@ -41,15 +41,15 @@ A value that NVML fails to read is NaN. A sum over several GPUs is then NaN too:
 """
 
 
-def read_gpus(names: Sequence[str]) -> list[float]:
+def read_gpus(uuids: Sequence[str]) -> list[float]:
     """One sample of `GPU_COLUMNS`, over the GPUs and MIG slices with these UUIDs."""
-    return [combine([read_gpu(name, read) for name in names]) for read, combine in GPU_COLUMNS.values()]
+    return [combine([read_gpu(uuid, read) for uuid in uuids]) for read, combine in GPU_COLUMNS.values()]
 
 
-def read_gpu(name: str, read: Callable[[Any], float]) -> float:
+def read_gpu(uuid: str, read: Callable[[Any], float]) -> float:
     """What `read` returns for the GPU or MIG slice with this UUID; NaN if NVML fails."""
     try:
-        return float(read(nvml.nvmlDeviceGetHandleByUUID(name)))
+        return float(read(nvml.nvmlDeviceGetHandleByUUID(uuid)))
     except nvml.NVMLError:
         return math.nan
 
@@ -72,14 +72,14 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     """
     provider = gpu_provider()
     used = {provider.index(device) for device in devices if device.platform == "gpu"}
-    names = [gpu.name for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
+    uuids = [gpu.uuid for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
     process = psutil.Process()
     samples = []
     end = threading.Event()
     process.cpu_percent()  # counts from here
 
     def sample() -> None:
-        samples.append(read_gpus(names) if names else [math.nan] * len(GPU_COLUMNS))
+        samples.append(read_gpus(uuids) if uuids else [math.nan] * len(GPU_COLUMNS))
 
     def run() -> None:
         while not end.wait(1.0):
@@ -95,7 +95,7 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
         samples.clear()
         return gpus | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
-    if not names:
+    if not uuids:
         yield read
         return
     thread = threading.Thread(target=run, name="monitor", daemon=True)

@@ -74,7 +74,7 @@ def _slot(devices: DevicesConfig, block: Sequence[int], why: str, limited: bool,
     where = f"GPU {','.join(map(str, block))}"
     variables = {}
     if limited and len(gpus) < len(visible):
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.name for gpu in gpus)
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
     fraction = None
     if sharing > 1:
         fraction = memory_fraction(devices, sharing, min(gpu.memory for gpu in gpus))
