@@ -331,6 +331,16 @@ def test_a_missing_device_is_refused_before_anything_is_written(command, tmp_pat
     assert ended.stderr.startswith("error: devices.data_parallel = 2: expected at most 1 (the CPU devices of JAX")
 
 
+@pytest.mark.parametrize(
+    "command", ["evaluate nowhere", "evaluate nowhere --session 3", "train --resume nowhere", "verify nowhere"]
+)
+def test_a_directory_without_a_run_is_refused_before_the_cache_is_made(command, tmp_path):
+    cache = tmp_path / "cache"
+    ended = shell(f'"$0" -m jaxrl_atari.{command}', JAX_COMPILATION_CACHE_DIR=str(cache))
+    assert (ended.returncode, ended.stdout, cache.exists()) == (2, "", False)
+    assert ended.stderr.startswith("error: nowhere")
+
+
 def test_help_shows_options_with_defaults_and_descriptions(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     with pytest.raises(SystemExit) as end:

@@ -23,7 +23,7 @@ from jaxrl_atari.cli.options import parse
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import run_evaluation
-from jaxrl_atari.evaluate.policy import Policy, load_policy
+from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.hardware.tuning import tune_process
@@ -78,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Plays full games with the chosen checkpoints, and prints and saves their scores."""
     options = parse(Options, arguments, "evaluate")
     import_named(options.imports)
+    session_dirs = _chosen_sessions(options)  # before the cache of compiled programs is made
     for line in tune_process():
         say(line)
     do_not_preallocate()  # beside a training run
@@ -85,8 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     policies = [
-        load_policy(options.run_dir, options.checkpoint, device, session, options.backend)
-        for session in _chosen_sessions(options)
+        load_policy(path, options.checkpoint, device=device, backend=options.backend) for path in session_dirs
     ]
     run_dir = policies[0].session_dir.absolute().parent
     every_session = options.session == "all"
@@ -107,13 +107,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"shown above, but not saved: {'; '.join(files.problems)}")
 
 
-def _chosen_sessions(options: Options) -> Sequence[int | None]:
-    """The numbers of the sessions that are to play; None stands for the best session, as in `load_policy`."""
+def _chosen_sessions(options: Options) -> list[Path]:
+    """The directories of the sessions that are to play.
+
+    Raises:
+        UserError: as `find_session`.
+    """
+    numbers: Sequence[int | None] = [options.session] if isinstance(options.session, int) else [None]
     if options.session == "all":
-        return range(read_config(options.run_dir).sessions)
-    if options.session == "best":
-        return [None]
-    return [options.session]
+        numbers = range(read_config(options.run_dir).sessions)
+    skip_damaged = options.checkpoint == "latest"
+    return [find_session(options.run_dir, number, skip_damaged=skip_damaged) for number in numbers]
 
 
 def _check_writable(directories: Sequence[Path], video: bool) -> None:

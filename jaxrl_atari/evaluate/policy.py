@@ -157,8 +157,8 @@ def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, n
     return Policy(config, network, jax.device_put(params, device), device, session_dir, env_steps, num_actions)
 
 
-def find_session(run_dir: str | Path, session: int | None, skip_damaged: bool = False) -> Path:
-    """The directory of a session.
+def find_session(run_dir: str | Path, session: int | None, *, skip_damaged: bool = False) -> Path:
+    """The directory of a session that has a checkpoint.
 
     Args:
         run_dir: directory of a trial, or of the session itself.
@@ -167,9 +167,17 @@ def find_session(run_dir: str | Path, session: int | None, skip_damaged: bool = 
         skip_damaged: ignore checkpoints whose mean return cannot be read, instead of raising an error.
 
     Raises:
-        UserError: the directory holds no run, or several sessions, one of which has a damaged checkpoint.
+        UserError: the directory holds no run, or several sessions, one of which has a damaged checkpoint; the
+            session has no checkpoint.
     """
-    path = Path(run_dir).expanduser()
+    directory = _session_dir(Path(run_dir).expanduser(), session, skip_damaged)
+    if not checkpoint_env_steps(directory):
+        raise UserError(f"{directory}: holds no checkpoint; there is no such session, or it has written none yet")
+    return directory
+
+
+def _session_dir(path: Path, session: int | None, skip_damaged: bool) -> Path:
+    """See `find_session`; there may be no checkpoint."""
     if session is not None:
         return session_path(path, session)
     if (path / CHECKPOINTS_FOLDER).is_dir():
@@ -223,8 +231,6 @@ def load_policy(
     """
     directory = find_session(run_dir, session, skip_damaged=checkpoint == "latest")
     checkpoints = Checkpoints(directory)
-    if not checkpoints.env_steps():
-        raise UserError(f"{directory}: holds no checkpoint; there is no such session, or it has written none yet")
     device = device or pick_device("auto")
 
     def restore_target(meta: dict[str, Any]) -> Any:
