@@ -50,7 +50,8 @@ class Options(WithImports):
 
 
 def _verify_sessions(config: Config, options: Options) -> None:
-    """Verifies one session or all, and shows the results. One of which all was played is kept in verified.json.
+    """Verifies one session or all, and shows the results. The result of a session that was played in full
+    is kept in verified.json.
 
     Raises:
         VerificationFailed: sessions differ. All others have been verified before, if they can be.
@@ -64,7 +65,9 @@ def _verify_sessions(config: Config, options: Options) -> None:
     problems: list[UserError] = []
     for session_dir in chosen:
         try:
-            verified = verify_session(config, session_dir, options.start, options.end, options.sample)
+            recomputed = verify_session(
+                config, session_dir, start=options.start, end=options.end, sample=options.sample
+            )
         except UserError as error:
             differs = isinstance(error, VerificationFailed)
             problems.append(error)
@@ -73,9 +76,9 @@ def _verify_sessions(config: Config, options: Options) -> None:
             if differs:
                 _remove_result(session_dir / VERIFIED_FILE)
             continue
-        say(f"{session_dir.name}  verified: {verified.text}")
-        if verified.is_whole:
-            problem = try_write_verification(session_dir, verified.verification())
+        say(f"{session_dir.name}  verified: {recomputed.text}")
+        if recomputed.is_whole:
+            problem = try_write_verification(session_dir, recomputed.verification())
             if problem:
                 say(f"{session_dir.name}  the result is not saved: {problem}")
     _raise_problems(problems)
@@ -90,12 +93,12 @@ def _raise_problems(problems: Sequence[UserError]) -> None:
     raise kind("; ".join(map(str, problems)))
 
 
-def _remove_result(verified: Path) -> None:
+def _remove_result(path: Path) -> None:
     """Removes the result of an earlier verification, or says why that is not possible."""
     try:
-        verified.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
     except OSError as error:
-        say(f"{verified}: cannot be removed ({error.strerror}); it is of an earlier verification")
+        say(f"{path}: cannot be removed ({error.strerror}); it is of an earlier verification")
 
 
 def _retrain_sessions(options: Options, env_steps: int) -> None:

@@ -48,7 +48,7 @@ def pieces(log: ActionLog) -> list[Piece]:
 
 
 def choose_pieces(
-    every: list[Piece], log: ActionLog, start: int, end: int | None, sample: int | None
+    every: list[Piece], log: ActionLog, *, start: int, end: int | None, sample: int | None
 ) -> list[Piece]:
     """A part of the pieces of a session's games.
 

@@ -17,8 +17,8 @@ from jaxrl_atari.verify.games import check_games, choose_pieces, pieces
 from jaxrl_atari.verify.rows import check_rows, expected_rows
 
 
-class Verified(NamedTuple):
-    """What of a session was recomputed, and is equal."""
+class Recomputed(NamedTuple):
+    """The part of a session that was recomputed, and is equal."""
 
     rows: int  # of metrics.csv
     all_rows: int
@@ -43,10 +43,14 @@ class Verified(NamedTuple):
     def verification(self) -> Verification:
         """The content of verified.json, with the date of today."""
         today = time.strftime("%Y-%m-%d", time.gmtime())
-        return Verification(today, __version__, self.rows, self.games, self.env_steps)
+        return Verification(
+            date=today, version=__version__, rows=self.rows, games=self.games, env_steps=self.env_steps
+        )
 
 
-def verify_session(config: Config, session_dir: Path, start: int, end: int | None, sample: int | None) -> Verified:
+def verify_session(
+    config: Config, session_dir: Path, *, start: int, end: int | None, sample: int | None
+) -> Recomputed:
     """Recomputes all rows of a session, and plays its games again.
 
     Args:
@@ -63,7 +67,7 @@ def verify_session(config: Config, session_dir: Path, start: int, end: int | Non
     logged = logged_env_steps(session_dir)
     log = read_actions(session_dir)
     all_pieces = pieces(log)
-    chosen = choose_pieces(all_pieces, log, start, end, sample)
+    chosen = choose_pieces(all_pieces, log, start=start, end=end, sample=sample)
     expected = expected_rows(log)
     env_steps = max(expected, default=0)
     try:
@@ -83,7 +87,14 @@ def verify_session(config: Config, session_dir: Path, start: int, end: int | Non
         if not other:
             raise
         raise UserError(f"{error}; that proves nothing, because {other}: verify it with the same") from error
-    return Verified(rows, all_rows, len(chosen), len(all_pieces), games, env_steps)
+    return Recomputed(
+        rows=rows,
+        all_rows=all_rows,
+        pieces=len(chosen),
+        all_pieces=len(all_pieces),
+        games=games,
+        env_steps=env_steps,
+    )
 
 
 def other_software(run_dir: Path) -> str:
