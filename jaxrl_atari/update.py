@@ -71,13 +71,16 @@ def update(
         `options.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: `options.gae_lambda` is None, the lambda of a game that an update does not know; or a function
-            of the algorithm returned what `algorithm_checks.py` refuses; or `options.target_kl` is set, and the
-            loss returns no `approx_kl`.
+        ConfigError: `options.gae_lambda` is None, the lambda of a game that an update does not know; or
+            `options.coefficients` are not those of the algorithm; or a function of the algorithm returned what
+            `algorithm_checks.py` refuses; or `options.target_kl` is set, and the loss returns no `approx_kl`.
         TypeError: the loss is not a single number; JAX's message has its shape.
     """
     hint = "give an update resolved_options(config) in place of config.ppo"
     require(options.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
+    given, declared = sorted(options.coefficients), sorted(algorithm.coefficients)
+    expected = f"the coefficients of the algorithm, {declared}"
+    require(given == declared, "ppo.coefficients", given, expected, hint)
     # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
     # loss, and `epochs + 1` for `prepare`.
     indices = draw_minibatches(key, rollout, options, shard)

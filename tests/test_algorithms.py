@@ -323,6 +323,24 @@ def test_a_lambda_of_the_game_is_no_number_of_an_update():
         update(state, rollout, config, KEY, apply=network.apply, algorithm=algorithm)
 
 
+@pytest.mark.parametrize("given", [{}, {"alpha": 1.0}, {"alpha": 1.0, "beta": 1.0}])
+def test_an_update_is_given_the_coefficients_of_its_algorithm(given):
+    """A `KeyError` came from within the loss."""
+
+    def loss(params, apply, batch, options):
+        value, metrics = ppo_loss(params, apply, batch, options)
+        return value + options.coefficients["beta"], metrics
+
+    params, network = make(FeedForward, Corridor.num_actions)
+    algorithm = PPO._replace(loss=loss, coefficients={"beta": 0.5})
+    config = dataclasses.replace(CONFIG, coefficients=given)
+    state = init_train_state(params, config, algorithm, KEY)
+    rollout = random_rollout(KEY, network, LENGTH, ENVS, Corridor.num_actions)
+    message = f"ppo.coefficients = {list(given)}: expected the coefficients of the algorithm, ['beta']; "
+    with pytest.raises(ConfigError, match=re.escape(message) + ".*resolved_options"):
+        update(state, rollout, config, KEY, apply=network.apply, algorithm=algorithm)
+
+
 @pytest.mark.parametrize("part", ["loss", "prepare"])
 def test_a_metric_is_a_single_number(part):
     def with_a_vector(*arguments):
