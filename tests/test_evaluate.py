@@ -559,8 +559,8 @@ def test_every_session_is_played(own_run, capsys):
     written = json.loads((own_run / "evaluation.json").read_text())
     single = [json.loads(path.read_text()) for path in sorted(own_run.glob("session_*/evaluation_*.json"))]
     assert [found["seed"] for found in single] == [5, 6]
-    assert written["matrix"] == [found["returns"] for found in single]  # sessions x games
-    assert written["matrix"][0] != written["matrix"][1]
+    assert written["returns"] == [found["returns"] for found in single]  # sessions x games
+    assert written["returns"][0] != written["returns"][1]
     assert written["session_means"] == [found["mean"] for found in single]
     assert written["date"].endswith(" UTC")  # the newest is quoted: in local time, an hour comes twice a year
     assert written["mean"] == pytest.approx(np.mean(written["session_means"]))

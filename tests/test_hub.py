@@ -213,7 +213,7 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
     honest = {
         "checkpoint": "latest", "greedy": False, "episodes": 32, "sessions": ["session_0", "session_1"],
         "mean": 2.5, "interval": None,
-        "session_means": [1.0, 4.0], "matrix": [[1.0], [4.0]], "env_steps": [BUDGET, BUDGET],
+        "session_means": [1.0, 4.0], "returns": [[1.0], [4.0]], "env_steps": [BUDGET, BUDGET],
     }  # fmt: skip
     write_json(run_dir / "evaluation.json", honest)
     write_json(run_dir / "evaluation_2.json", honest | {"checkpoint": "best"})  # later, and not to be quoted

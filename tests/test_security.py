@@ -143,7 +143,7 @@ def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path):
                 "checkpoint": "latest",
                 "sessions": ["session_0"],
                 "env_steps": [8],
-                "matrix": [[1.0]],
+                "returns": [[1.0]],
                 "mean": 1.0,
                 "episodes": 1,
                 "session_means": [1.0],

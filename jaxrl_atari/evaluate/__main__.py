@@ -257,7 +257,7 @@ def _summarise(
         "interval": score_interval(means),
         "session_means": means,
         "cut_off": sum(result["cut_off"] for result in results),
-        "matrix": [result["returns"] for result in results],  # sessions x games
+        "returns": [result["returns"] for result in results],
     }
     files.save(unused(run_dir / EVALUATION_SUMMARY_FILE), summary)
 

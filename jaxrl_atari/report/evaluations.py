@@ -51,7 +51,7 @@ class RunEvaluation(EvaluationSettings):
     interval: tuple[float, float] | None  # of that mean
     session_means: list[float]
     cut_off: int  # number of games of all sessions that reached their time limit
-    matrix: list[list[float]]  # returns [sessions, games]
+    returns: list[list[float]]  # [sessions, games]
 
 
 SHOWN = (

@@ -128,7 +128,7 @@ class Members(NamedTuple):
 
     tables: dict[Path, Table]  # session directory -> its log points that count
     left_out: dict[Path, str]  # session directory -> why the session does not count
-    env_steps: float | None  # where the log points of all members are cut; None once a session has finished
+    common_env_steps: float | None  # where the log points of all members are cut; None once a session has finished
 
 
 def choose_members(run: Run) -> Members:
@@ -225,7 +225,7 @@ def trial_summary(run: Run) -> TrialSummary:
         planned_env_steps=config.total_env_steps,
         complete=run.is_complete(),
         stopped=run.stopped,
-        common_env_steps=members.env_steps,
+        common_env_steps=members.common_env_steps,
         score=score,
         session_scores=scores,
         score_std=stds["final_return_ma"],

@@ -13,7 +13,7 @@ A published checkpoint (`published.py`) holds only the parameters: it can be pla
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
 listed is complete, whenever the process is killed. Orbax does not notice flipped bits, most of which would give
 other values without an error. So each array has a digest, BLAKE2b of 64 bits. Digests find damage. They do not
-prove who wrote a checkpoint.
+prove who wrote a checkpoint. In the meta of format 3, digests have the keys `checksum` and `checksums`.
 """
 
 import contextlib
@@ -264,9 +264,9 @@ class Checkpoints:
             for name, tree in items.items()
         }
         digests = {
-            f"{name}/{leaf}": checksum
+            f"{name}/{leaf}": array_digest
             for name, each in described.items()
-            for leaf, checksum in each["checksums"].items()
+            for leaf, array_digest in each["checksums"].items()
         }
         meta = meta | described.pop("arrays") | {
             "items": described,
