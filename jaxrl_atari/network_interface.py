@@ -65,7 +65,7 @@ class Outputs(NamedTuple):
     features: jax.Array | None = None
     """[N, F]: the input of the heads, where a network gives it."""
     extra: Any = ()
-    """[N, ...]: what else a loss of your own needs, such as a second value."""
+    """Any pytree of arrays [N, ...]: what else a loss of your own needs, such as a second value."""
 
 
 Apply = Callable[[Any, Observation], Outputs]
@@ -167,7 +167,8 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
 
     Raises:
         ConfigError: it is neither `Outputs` nor a pair; logits or value have another shape, or not the precision
-            of float32; or the carry has another form than that of the observation.
+            of float32; the features, or an array of `extra`, do not have one row per sample; or the carry has
+            another form than that of the observation.
     """
     name = type(module).__name__
     samples = observation.stacks.shape[0]
@@ -187,6 +188,11 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
         is_precise = jnp.promote_types(dtype, jnp.float32) == dtype
         expected = f"{field} in float32: heads compute in float32, whatever the `dtype` of the torso"
         require(is_precise, "network", name, expected, f"it is {dtype}")
+    for field in ("features", "extra"):
+        for output in jax.tree.leaves(getattr(returned, field)):
+            shape = jnp.shape(output)
+            expected = f"{field} with one row per sample, of shape [{samples}, ...]"
+            require(shape[:1] == (samples,), "network", name, expected, f"its shape is {_text(shape)}")
     if _has_memory(module):
         given, got = (jax.tree.map(form_of, carry) for carry in (observation.carry, returned.carry))
         require(got == given, "network", name, f"a carry of the form that it is given, {given}", f"it is {got}")

@@ -579,6 +579,16 @@ def half_the_logits(self, stacks):
     return outputs._replace(logits=outputs.logits[:, :3])
 
 
+def mean_in_extra(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(extra={"second_value": outputs.value, "penalty": outputs.value.mean()})
+
+
+def features_of_all_samples(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(features=outputs.features.mean(0))
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -591,6 +601,8 @@ def half_the_logits(self, stacks):
         (half_the_logits, r"expected logits of shape \[5, 6\].*its shape is \[5, 3\]"),
         (logits_in_bfloat16, "expected logits in float32: heads compute in float32, .*it is bfloat16"),
         (carry_without_memory, "expected no carry: a network with a memory has a method initial_carry"),
+        (mean_in_extra, r"expected extra with one row per sample, of shape \[5, ...\]; its shape is \[\]"),
+        (features_of_all_samples, r"expected features with one row per sample, .*its shape is \[512\]"),
     ],
 )
 def test_a_network_that_returns_something_else_is_refused(call, message):
