@@ -67,7 +67,7 @@ class EnvConfig:
     """Environments stepped in parallel (B)."""
     num_groups: Annotated[int, Limits(0, 64)] = 0
     """Groups of environments on each of the learner's devices. They alternate: one steps while the policy acts for
-    another. 0: 2 on a GPU (1 if its share of the environments is odd), 1 on a CPU."""
+    another. 0: 2 on a GPU whose environments can be halved and outnumber the CPU cores, else 1."""
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
     """Emulator threads of each group of environments. 0: one per core. `gymnasium` has none."""
     anchor_steps: Annotated[int, Limits(0, 10**9)] = 0
@@ -285,14 +285,13 @@ class NetworkConfig:
     """The network: `nature` (Mnih et al. 2015), `impala` (Espeholt et al. 2018), `nature_lstm` (`nature` with an
     LSTM of 256 units), or one that your own code has registered (docs/idea.md)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the torso. `auto`: bfloat16 on a GPU of compute capability 8.0 or more and, unless `conv` is
-    `plain`, on a CPU with AVX512-BF16; else, and where a GPU and a CPU share the work, float32. It is the same for
-    every network. Parameters, heads and losses are always float32. On a GPU from Ampere on, `float32`
-    convolutions compute in TF32."""
-    conv: Literal["auto", "plain", "matmul"] = "auto"
-    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU), `matmul` (written out for CPUs, in part
-    as matrix products), or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to
-    rounding."""
+    """Arithmetic of the torso. `auto`: bfloat16 where only CPUs with AVX512-BF16 learn and act, unless `conv` is
+    `plain`; else float32. It is the same for every network. Parameters, heads and losses are always float32. On a
+    GPU from Ampere on, `float32` convolutions compute in TF32."""
+    conv: Literal["auto", "plain", "layers", "matmul"] = "auto"
+    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU); `layers` (those of `layers.Conv` for
+    CPUs); `matmul` (`nature` written by hand as matrix products, where only CPUs learn and act; else as `layers`);
+    or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to rounding."""
 
 
 @dataclass(frozen=True)

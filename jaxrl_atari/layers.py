@@ -1,9 +1,9 @@
 """`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
-naive loops (https://github.com/jax-ml/jax/issues/12868). With them, an iteration of `impala`, acting included,
-took 36 times as long (benchmarks/NOTES.md, "The layer and the form by hand"). A forward convolution is fast there.
-So a `Conv` with `for_cpu` defines its own gradients (`jax.custom_vjp`):
+naive loops (https://github.com/jax-ml/jax/issues/12868). With them, the one iteration of `impala` that we timed
+took 36 times as long, perhaps with compilation (benchmarks/NOTES.md, "The layer and the form by hand"). A
+forward convolution is fast there. So a `Conv` with `for_cpu` defines its own gradients (`jax.custom_vjp`):
 
 - **Space-to-depth** (`space_to_depth`, `block_kernel`). The image is padded and cut into *blocks* of stride x
   stride pixels, whose pixels become channels. That makes any convolution one of stride 1, with zeros in the
@@ -85,7 +85,7 @@ class Conv(nn.Module):
 
         Raises:
             TypeError: the input has another type.
-            ValueError: the kernel's size is not (height, width), the strides of rows and columns differ, or the
+            ValueError: the kernel's size is not (height, width), the strides are not two equal ones, or the
                 padding is none of `PADDINGS`.
         """
         pixels = x.dtype == jnp.uint8
@@ -95,9 +95,10 @@ class Conv(nn.Module):
         # One number is refused: for `nn.Conv` it is a kernel of one dimension.
         if np.shape(size) != (2,):
             raise ValueError(f"Conv {self.name}: kernel_size = {size}: expected (height, width), such as (3, 3)")
-        strides = (self.strides, self.strides) if isinstance(self.strides, int) else tuple(self.strides)
-        if len(set(strides)) != 1:
-            raise ValueError(f"Conv {self.name}: strides = {strides}: expected the same for rows and columns")
+        is_one = isinstance(self.strides, int | np.integer)
+        strides = (self.strides, self.strides) if is_one else tuple(self.strides)
+        if len(strides) != 2 or strides[0] != strides[1]:
+            raise ValueError(f"Conv {self.name}: strides = {self.strides}: expected one number, or two equal ones")
         if str(self.padding).upper() not in PADDINGS:
             raise ValueError(
                 f"Conv {self.name}: padding = {self.padding!r}: expected one of {', '.join(PADDINGS)}"

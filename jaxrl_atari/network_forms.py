@@ -7,13 +7,13 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 
 `hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
-    form                where                                       computed by
-    as written          `network.conv` is `plain`                   the module, with XLA's own convolutions
-    gradients for CPUs  it is `matmul`                              the module with `for_cpu`, if it has this field
-    by hand             it is `matmul`, only CPUs learn and act,    `fast/cpu_conv.py`
-                        and the network is `nature` as shipped
+    form                `network.conv`      computed by
+    as written          `plain`             the module, with XLA's own convolutions
+    gradients for CPUs  `layers`            the module with `for_cpu`, if it has this field
+    by hand             `matmul`            `fast/cpu_conv.py`, if only CPUs learn and act and the network is
+                                            `nature` as shipped; else as `layers`
 
-`auto`, the default of `network.conv`, is `matmul` where only CPUs learn and act, and `plain` elsewhere.
+`auto`, the default, is `matmul` where only CPUs learn and act, and `plain` elsewhere.
 `_networks_of` makes the choice. It finds out whether the module of `nature`, or a layer of it, was edited by a
 comparison of programs (`fast/programs.py`, which names the two kinds of edit that it misses). After an edit the
 module itself runs, and `Network.advice` says what that costs.
@@ -72,9 +72,9 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass,
     for_cpus = as_written.clone(for_cpu=True) if hasattr(module, "for_cpu") else as_written
     if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
         return _by_module(as_written, dtype)
-    if not only_cpus:  # the config asks for `matmul`
+    if not only_cpus:  # the config asks for it
         return _by_module(for_cpus, dtype)
-    if config.name != "nature":
+    if config.name != "nature" or config.conv == "layers":
         return _by_module(for_cpus, dtype, _advice_on_layers(for_cpus))
     obstacle = why_not_by_hand(as_written)
     if obstacle:
@@ -86,13 +86,13 @@ def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jn
     """The type of the torso's arithmetic on devices of these classes, as `network.compute_dtype` chooses it.
 
     `auto` is bfloat16 where learner and actor are both CPUs with bfloat16 instructions, unless `network.conv` is
-    `plain`: XLA computes the bfloat16 gradients of plain convolutions by way of float32 on every CPU. It is also
-    bfloat16 where both are GPUs with bfloat16 units. All our runs of 10M env steps were in bfloat16, but on CPUs;
-    on GPUs, bfloat16 has not been compared with float32. Elsewhere it is float32.
+    `plain`: XLA computes the bfloat16 gradients of plain convolutions by way of float32 on every CPU. Elsewhere it
+    is float32. On GPUs nobody has compared the scores of the two, and on those that we measured the GPU waits for
+    the host (BENCHMARKS.md).
     """
     if config.compute_dtype != "auto":
         return jnp.dtype(config.compute_dtype)
-    in_bfloat16 = device_classes == {"gpu"} or (device_classes <= BFLOAT16_CPUS and config.conv != "plain")
+    in_bfloat16 = device_classes <= BFLOAT16_CPUS and config.conv != "plain"
     return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
 
 

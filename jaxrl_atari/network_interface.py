@@ -7,8 +7,8 @@ A module is here called a network if it has:
     num_actions    A, of the game
     dtype          type of the torso's products, float32 or bfloat16; parameters are float32
     for_cpu        optional: compute gradients in the way that is fast on CPUs. Pass it to each `layers.Conv`;
-                   `layers.in_chunks` reads it. True if `network.conv` is `matmul`, or `auto` and only CPUs
-                   learn and act (on CPUs, `nature` as shipped is computed by hand instead)
+                   `layers.in_chunks` reads it. True if `network.conv` is `layers` or `matmul`, or `auto` and
+                   only CPUs learn and act (there, `nature` as shipped is computed by hand instead)
 
 **A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
 or a pair: logits float32 [N, A] and value float32 [N]. Three values are refused: further outputs have names, as in

@@ -676,8 +676,16 @@ def test_strides_are_those_of_flax_where_they_are_equal():
     x = jnp.zeros((1, 9, 9, 2))
     params = Conv(3, (3, 3), strides=(2, 2)).init(jax.random.key(0), x)
     assert Conv(3, (3, 3), strides=(2, 2)).apply(params, x).shape == (1, 5, 5, 3)
-    with pytest.raises(ValueError, match=r"Conv conv: strides = \(2, 1\): expected the same for rows and columns"):
-        Conv(3, (3, 3), strides=(2, 1), name="conv").apply(params, x)
+    assert Conv(3, (3, 3), strides=np.int64(2)).apply(params, x).shape == (1, 5, 5, 3)
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
+@pytest.mark.parametrize("strides", [(2, 1), (2,), (2, 2, 2)])
+def test_strides_are_refused_alike_on_every_device(strides, for_cpu):
+    with pytest.raises(ValueError, match=r"Conv conv: strides = \(.*\): expected one number, or two equal ones"):
+        Conv(3, (3, 3), strides=strides, for_cpu=for_cpu, name="conv").init(
+            jax.random.key(0), jnp.zeros((1, 9, 9, 2))
+        )
 
 
 @pytest.mark.parametrize("size", [3, (3,), (3, 3, 3)])
@@ -763,13 +771,15 @@ def test_chunks_change_nothing(samples):
     ("config", "learner", "actor", "expected"),
     [
         (NetworkConfig(), "cpu", "cpu", ("float32", BLOCKED)),
-        (NetworkConfig(), "gpu", "gpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(), "gpu", "gpu", ("float32", PLAIN)),
         (NetworkConfig(), "bfloat16 cpu", "bfloat16 cpu", ("bfloat16", BLOCKED)),
         (NetworkConfig(), "amx cpu", "bfloat16 cpu", ("bfloat16", BLOCKED)),
         (NetworkConfig(), "gpu", "cpu", ("float32", PLAIN)),  # acting on a CPU for a GPU: one layout for both
         # The policy that acts is the one that learns.
         (NetworkConfig(), "gpu", "bfloat16 cpu", ("float32", PLAIN)),
-        (NetworkConfig(), "old gpu", "gpu", ("float32", PLAIN)),
+        (NetworkConfig(compute_dtype="bfloat16"), "gpu", "gpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(conv="layers"), "bfloat16 cpu", "amx cpu", ("bfloat16", PLAIN)),
+        (NetworkConfig(conv="layers"), "gpu", "gpu", ("float32", PLAIN)),
         # Every network computes in the same arithmetic, so that they can be compared.
         (NetworkConfig(name="impala"), "bfloat16 cpu", "bfloat16 cpu", ("bfloat16", PLAIN)),
         (NetworkConfig(conv="plain"), "bfloat16 cpu", "bfloat16 cpu", ("float32", PLAIN)),

@@ -226,7 +226,7 @@ def lowered_for_cuda(function, arguments):
 
 
 def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float32():
-    program = lowered_for_cuda(*update_and_arguments(NetworkConfig(), "gpu"))
+    program = lowered_for_cuda(*update_and_arguments(NetworkConfig(compute_dtype="bfloat16"), "gpu"))
     convolutions = re.findall(r"stablehlo\.convolution\(.*?\) dim_numbers.*?-> tensor<\S+x(\w+)>", program)
     assert convolutions == ["bf16"] * (3 + 2 + 3)  # forward, gradients for inputs, gradients for weights
     products = re.findall(r"stablehlo\.dot_general .*?-> tensor<\S+x(\w+)>", program)

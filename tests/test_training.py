@@ -264,11 +264,12 @@ def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "devices", "on_gpu", "expected"),
-    [(16, 1, False, 1), (16, 8, True, 2), (15, 1, True, 1)],
+    ("num_envs", "devices", "on_gpu", "cores", "expected"),
+    [(16, 1, False, 8, 1), (16, 8, True, 8, 2), (16, 1, True, 16, 1), (15, 1, True, 8, 1)],
 )
-def test_groups_on_a_device(num_envs, devices, on_gpu, expected):
-    assert num_groups(EnvConfig(num_envs=num_envs), devices, on_gpu) == expected
+def test_groups_on_a_device(num_envs, devices, on_gpu, cores, expected):
+    assert num_groups(EnvConfig(num_envs=num_envs), devices, on_gpu, cores) == expected
+    assert num_groups(EnvConfig(num_envs=num_envs, num_groups=1), devices, on_gpu, cores) == 1
 
 
 @pytest.mark.parametrize("fails", ["pool", "networks"])

@@ -105,8 +105,8 @@ def acting_params(params: Any, dtype: Any) -> Any:
 def chunk_size(device_class: DeviceClass, dtype: Any) -> int:
     """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
 
-    These sizes were the fastest: in bfloat16, AMX (Intel's matrix units) needs large products, and other CPUs gain
-    more from their caches.
+    These sizes were the fastest (benchmarks/NOTES.md, "On Intel" and "On Zen 4"): in bfloat16, AMX (Intel's
+    matrix units) needs large products, and other CPUs gain more from their caches.
 
     Args:
         device_class: class of the CPUs that compute.
