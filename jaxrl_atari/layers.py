@@ -95,8 +95,7 @@ class Conv(nn.Module):
         # One number is refused: for `nn.Conv` it is a kernel of one dimension.
         if np.shape(size) != (2,):
             raise ValueError(f"Conv {self.name}: kernel_size = {size}: expected (height, width), such as (3, 3)")
-        is_one = isinstance(self.strides, int | np.integer)
-        strides = (self.strides, self.strides) if is_one else tuple(self.strides)
+        strides = self.strides if isinstance(self.strides, tuple) else (self.strides, self.strides)
         if len(strides) != 2 or strides[0] != strides[1]:
             raise ValueError(f"Conv {self.name}: strides = {self.strides}: expected one number, or two equal ones")
         if str(self.padding).upper() not in PADDINGS:
