@@ -95,7 +95,7 @@ def test_a_session_from_python_starts_only_its_gpus(tmp_path):
 
 def test_evaluate_starts_only_its_gpu_and_takes_memory_as_it_needs_it(tmp_path):
     machine = FakeMachine(tmp_path, gpus=2)
-    result = machine.python("-m", "jaxrl_atari.evaluate", tmp_path, "--gpu", 1)
+    result = machine.python("-m", "jaxrl_atari.evaluate", ROOT / "agents" / "crazy_climber", "--gpu", 1)
     assert "gpu = 1: expected" in result.stderr
     assert machine.started == [{"jax_cuda_visible_devices": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}]
 
