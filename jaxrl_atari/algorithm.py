@@ -87,14 +87,14 @@ class Mean:
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
-        """The mean with these weights, float32 of any shape."""
+        """The mean with these weights, float32 of any shape, each 0 or 1."""
         total = jnp.maximum(shard.sum_over_devices(jnp.sum(weight)), 1.0)
         return cls(weight, total, shard.sum_over_devices, shard.count)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # The weights are divided here, and the sums in `moments`: an accident, kept because the order of the
-        # divisions decides the last bits of every run.
+        # Here each weight is divided by the total; in `moments`, the sum is. The two round differently, and the
+        # last bits of every run depend on which is used where: change neither.
         chex.assert_equal_shape([x, self.weight])
         return self.sum_over_devices(jnp.sum(self.weight / self.total * x))
 
@@ -136,8 +136,8 @@ class Minibatch(NamedTuple):
 Metrics = dict[str, jax.Array]
 """Name -> a number, []. A new name needs no entry anywhere to be logged in `metrics.csv` and TensorBoard.
 
-It is the name of no other metric (`loss`, `gradient_norm` and `skipped_steps` are taken), and of no other column
-of `metrics.csv`. A value that is not finite ends the training; the last checkpoint is kept.
+The name must differ from those of all other metrics (`loss`, `gradient_norm` and `skipped_steps` are taken) and of
+all other columns of `metrics.csv`. A value that is not finite ends the training; the last checkpoint is kept.
 """
 
 
@@ -190,6 +190,10 @@ class Algorithm(NamedTuple):
 
     `apply` is the network (`network_interface.Apply`, with its `Outputs`), `key` a random key, the same on all
     devices. Metrics are `Metrics`, and are logged.
+
+    The arguments are fixed, those of `prepare` too. A further input comes in one of them: numbers of your own in
+    `options.coefficients`, arrays that last from one update to the next in `state.extra` (which `loss` gets as
+    `batch.extra`). Should the package offer more, it becomes a field of `rollout`, `batch` or `options`.
 
     `options` is a `PPOConfig` as `resolved_options` returns it. Its options marked `TRACED` (`config.py`), such as
     `gamma` and `coefficients`, are traced numbers: data of the compiled update, so that another value compiles

@@ -126,11 +126,14 @@ def update(
 def mean_over_devices(tree: Any, shard: Shard) -> Any:
     """The mean over devices: of gradients and metrics, those of the whole minibatch or rollout.
 
-    Each device's loss is already that of all devices. JAX's transpose of a sum over devices is the same sum. So a
-    device's gradient of a term with `mean(x)` is `count` times that of its samples, and a term without samples has
-    its whole gradient on each device: the mean over devices is right for both. This holds under `pmap`;
-    `shard_map` with `check_vma` transposes such a sum otherwise. `.ci/run` compares one device with two on the
-    newest JAX, so that a version in which it no longer holds is noticed.
+    For example, two devices hold one sample each, whose gradients are 1 and 3. The loss `mean(x)` is the same on
+    both, and its gradient should be (1 + 3) / 2 = 2. On the way back, JAX turns the sum over devices into another
+    sum over devices: the derivative 1 of each device's loss becomes 2 on both. So the devices get 2 * 1/2 = 1 and
+    2 * 3/2 = 3, whose mean is 2. A term without samples, such as a penalty on the parameters, has its whole
+    gradient on both devices, say 5 and 5, whose mean is 5.
+
+    This holds under `pmap`; `shard_map` with `check_vma` differentiates such a sum otherwise. `.ci/run` compares
+    one device with two on the newest JAX, so that a version in which it no longer holds is noticed.
     """
     if shard.count == 1:
         return tree
