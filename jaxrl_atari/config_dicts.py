@@ -12,7 +12,10 @@ DICTIONARIES = {"env.options", "ppo.coefficients"}
 """Fields that are dictionaries, whose keys are not fixed."""
 
 GONE = {"log.jsonl"}
-"""Fields that this version no longer has, and that a run with checkpoint format 3 may have."""
+"""Fields that this version no longer has, and that a run with checkpoint format 3 may have.
+
+The last commit that wrote `log.jsonl` is 641b767.
+"""
 
 
 def config_from_dict(values: dict[str, Any]) -> Config:

@@ -73,7 +73,7 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
     Each result is a `SessionEvaluation` or a `RunEvaluation`, with the path of its `file`. Files may be of unknown
-    origin or an earlier version, so only `mean` and `episodes` are sure to be there.
+    origin, so only `mean` and `episodes` are sure to be there.
 
     Raises:
         UserError: as `read_result`, or another value of a result has an unusable type.
@@ -111,5 +111,5 @@ def written_at(file: Path) -> float:
     try:
         date = str(read_json(described)["date"]).removesuffix(" UTC")
         return datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
-    except (OSError, ValueError, LookupError):  # no such file, or one of an earlier version or another program
+    except (OSError, ValueError, LookupError):  # no such file, or one without such a date
         return file.stat().st_mtime

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def return_ma_definition(self) -> str:
-        """The definition of the run's `return_ma`, which has changed since older versions."""
+        """The definition of the run's `return_ma`. Versions up to 9cb0119 took the mean over log points."""
         by_env_steps = self.description.get("return_ma_env_steps")
         return "mean over the last 1M env steps" if by_env_steps else "mean of the last 100 log points"
 

@@ -131,7 +131,7 @@ def summary_table(summary: TrialSummary) -> str:
         heading += " (not complete)"
     ends = [
         f"{session.replace('_', ' ')} ended at {ended['env_steps']:,} env steps: {ended['reason']}"
-        for session, ended in summary.get("stopped", {}).items()
+        for session, ended in summary["stopped"].items()
     ]
     notes = [
         *ends,

@@ -30,7 +30,7 @@ SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
 """The arrays of a segment."""
 
 NOT_LOGGED = {
-    "log.actions": (False, None),  # None: of an early version, which had no log of actions
+    "log.actions": (False, None),  # None: the config of a version up to 9cb0119, which had no log of actions
     "env.backend": ("envpool", "gymnasium"),
     "devices.distributed": (True,),
 }

@@ -61,7 +61,7 @@ def _write(session_dir: Path, written: Sequence[WrittenCheckpoint]) -> None:
 
 
 def _to_dict(written: WrittenCheckpoint) -> dict[str, Any]:
-    """A line of digests.jsonl. In it the provenance has the key `environment`, as earlier versions called it."""
+    """A line of digests.jsonl. The provenance has the key `environment`, the field's name up to 92d9380."""
     values = written._asdict()
     values["environment"] = values.pop("provenance")
     return values

@@ -1,8 +1,7 @@
-"""Runs of early versions, whose checkpoints have format 3 as those of today: adds what their files lack.
+"""Runs and searches of early versions, whose checkpoints have format 3: adds what their files lack.
 
-`present_search_options` does the same for their searches.
-
-`config_dicts.GONE` has the fields of their configs that do not exist any more.
+Each function names the last commit that wrote the old form. `config_dicts.GONE`, `digests._to_dict`,
+`actions.NOT_LOGGED`, `reading.is_finished` and `summary.Run.return_ma_definition` do so for what they read.
 """
 
 import math
@@ -13,15 +12,15 @@ from jaxrl_atari.runs.progress import POINT_ENV_STEPS
 
 
 def items_of(meta: dict[str, Any]) -> dict[str, Any]:
-    """The items of a checkpoint besides its arrays, by their names. An early one has none."""
+    """The items of a checkpoint besides its arrays, by their names. Checkpoints up to 9cb0119 have none."""
     return meta.get("items", {})
 
 
 def complete_meta(meta: dict[str, Any]) -> dict[str, Any]:
     """The meta of a session's checkpoint with the values that early checkpoints lack.
 
-    Those have no games and no evaluations, and count updates instead of steps. Points of `return_mean` were taken
-    at log points, and were saved without their env steps.
+    Checkpoints up to 9cb0119 have no games and no evaluations, and have the points of `return_mean` at log points,
+    without their env steps. Checkpoints up to b321c10 count updates instead of steps.
     """
     statistics = meta["statistics"]
     env_steps = meta["env_steps"]
@@ -40,9 +39,9 @@ def complete_meta(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_times(rows: Sequence[dict[str, float]], now: float) -> list[dict[str, float]]:
-    """The rows of metrics.csv, each with a `unix_time`, which early versions did not write.
+    """The rows of metrics.csv, each with a `unix_time`. Rows up to a93e607 have none.
 
-    How much earlier than the last row a row was written is known. The last one is taken to be of `now`.
+    `wall_seconds` says how much earlier than the last row a row was written. The last row is dated `now`.
     """
     dated = []
     for row in rows:
@@ -55,7 +54,7 @@ def add_times(rows: Sequence[dict[str, float]], now: float) -> list[dict[str, fl
 def present_search_options(options: dict[str, Any]) -> dict[str, Any]:
     """The options of a search in search.json, by the names that they have today.
 
-    An early version named the sampler `method`, and TPE `optuna`.
+    Up to a3cbf1b, the sampler was named `method`, and TPE `optuna`.
     """
     if "method" not in options:
         return options

@@ -98,7 +98,7 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     try:
         meta = latest_meta(session_dir)
         before = config_from_dict(meta["config"])
-        evaluated = meta.get("evaluated_env_steps", latest)  # early versions wrote none
+        evaluated = meta.get("evaluated_env_steps", latest)  # a meta up to 9cb0119 has none
         require(isinstance(evaluated, int), "evaluated_env_steps", evaluated, "a whole number")
     except (KeyError, UserError):
         return False

@@ -60,7 +60,7 @@ def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
     meta = checkpoints.read_meta(start)
     if meta.get("parameters_only"):
         raise UserError(f"{name}: the checkpoint holds the parameters alone; ask its owner for the whole run")
-    if not (session_dir / DIGESTS_FILE).is_file():
+    if not (session_dir / DIGESTS_FILE).is_file():  # sessions up to 15a24ee wrote none
         raise UserError(f"{name}: the session has no {DIGESTS_FILE}, because an earlier version trained it")
     target = next((written for written in read_digests(session_dir) if written.env_steps > start), None)
     if target is None:
