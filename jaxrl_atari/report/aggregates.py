@@ -30,7 +30,7 @@ def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]
 
 
 def statistics_by_name(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
-    """The `suite_statistics` of scores that have a name, such as that of a normalisation.
+    """The `suite_statistics` of scores by their name, for example the name of a normalisation.
 
     A name without a game is left out.
     """

@@ -1,8 +1,8 @@
 """Reports of runs, suites and searches: one self-contained HTML page each, report.html in its directory.
 
 The pages are made from the Jinja templates `templates/{run,suite,search}.html`. What a run contains is data: the
-templates escape every value. The security policy of a page forbids network access and all scripts except that of
-the game page, which this package ships.
+templates escape every value. The security policy of a page forbids network access and all scripts, except for
+the script of the game page, which this package ships.
 """
 
 import base64
@@ -125,7 +125,7 @@ def _changes(resumed: Any) -> list[tuple[str, str]]:
 
 
 def _update_run_graphs(run: Run) -> list[Path]:
-    """Draws the graphs of a run if they are outdated, and returns those of the report."""
+    """Draws the graphs of a run if they are outdated, and returns the files that the report shows."""
     graphs = [
         run.path / GRAPHS_FOLDER / "trial.svg",
         *(path / GRAPHS_FOLDER / "session.svg" for path in run.tables),
@@ -176,10 +176,10 @@ def _read_game_page(video: Path) -> GamePage | None:
 
 
 def _update_suite_graphs(suite: Suite, aggregates: Mapping[str, Any]) -> list[Path]:
-    """Draws the graphs of a suite that are outdated, and returns those of the report.
+    """Draws the graphs of a suite that are outdated, and returns the files that the report shows.
 
     Args:
-        aggregates: those of `result_values`.
+        aggregates: the `aggregates` of `result_values`.
     """
     directory = suite.path / GRAPHS_FOLDER
     graphs = []

@@ -3,7 +3,7 @@
 The mean score of one game has the t interval over its sessions. With normal scores and at least 3 sessions, it
 contains the true mean in 95% of cases. A bootstrap over so few sessions would be far too narrow.
 
-The statistics over several games are those of Agarwal et al. 2021, "Deep RL at the Edge of the Statistical
+The statistics over several games come from Agarwal et al. 2021, "Deep RL at the Edge of the Statistical
 Precipice" (arXiv:2108.13264). The scores x_mn of game m = 1..M and session n = 1..N_m are normalised by game
 before they are aggregated.
 
@@ -13,7 +13,7 @@ before they are aggregated.
   is drawn with replacement from the residuals x_mn - mean_m. The factor gives the resampled scores the sample
   variance; without it, the spread would be too small by 29% with two sessions.
 - spread is the root mean square distance of the resampled statistics from the statistic.
-- t is Student's quantile. Its degrees of freedom are those of Welch and Satterthwaite for all games together,
+- t is Student's quantile. Its degrees of freedom follow Welch and Satterthwaite, for all games together:
   (sum_m v_m)² / sum_m (v_m² / f_m). Here v_m is the variance of game m's part of the statistic, and f_m is
   N_m - 1, summed over the suites. The median and the IQM are no sums of such parts, and the game's mean stands in.
 

@@ -1,6 +1,6 @@
 """Searches as they are read: the table of trials and the search space as text, and the trials of the study.
 
-The study is that of Optuna, which `runs/journal.py` reads. Optuna is imported only for the trials.
+`runs/journal.py` reads the study, which is Optuna's. Optuna is imported only for the trials.
 """
 
 import csv
@@ -93,7 +93,7 @@ def search_facts(search: Any) -> dict[str, Any]:
 
 
 def distribution_text(saved: Any) -> str:
-    """A distribution of Optuna as text; see `search_facts`. One of an unknown form is shown as it is.
+    """A distribution of Optuna as text; see `search_facts`. An unknown form is shown as it is.
 
     Args:
         saved: the JSON value of the distribution.

@@ -45,7 +45,7 @@ GAME_COLUMNS = {
 EXPLANATION = (
     "ours: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
     "interval of the mean (from 3 sessions on). "
-    "sessions: those that count, which are the finished ones once one has finished; the status names the others. "
+    "sessions: the number that counts. Once one has finished, only finished ones do; the status names the others. "
     "reference: PPO after 10,000,000 env steps of the same protocol. "
     "ratio: (ours - random) / (reference - random), which is meaningful for negative scores too. "
     "human-normalised: (ours - random) / (human - random), with the random and human scores of DQN Zoo. "

@@ -62,7 +62,7 @@ class Run:
         """Whether every session has spent its budget or was ended by `stop` of `run_training`.
 
         Args:
-            config: the config whose budget counts; None: that of the run.
+            config: the config whose budget counts; None: the config of the run.
         """
         wanted = config or self.config
         reached = []

@@ -1,6 +1,6 @@
 """Numbers, scores and the summary of a trial as text, for terminals, Markdown and the templates of reports.
 
-A `summary` is that of a trial (`summary.TrialSummary`).
+A `summary` summarises a trial (`summary.TrialSummary`).
 """
 
 from collections.abc import Sequence

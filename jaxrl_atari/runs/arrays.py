@@ -45,7 +45,7 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
-    # With the saved structure, and not that of `tree`: empty parts of a state may come and go.
+    # The saved structure, and not the structure of `tree`: empty parts of a state may come and go.
     skeleton = jax.tree.map(lambda _: ocp.PLACEHOLDER, handler.metadata(saved).tree)
     names = list(_by_path(skeleton))
     values: dict[str, np.ndarray] = {}

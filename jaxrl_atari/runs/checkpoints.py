@@ -6,14 +6,14 @@ SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
 SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further items, if there are any
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
-SESSION_DIR/checkpoints/replaced_<env_steps> one that was replaced by another at the same env steps
+SESSION_DIR/checkpoints/replaced_<env_steps> a checkpoint that another one at the same env steps has replaced
 
 A published checkpoint (`published.py`) holds only the parameters: it can be played, but not resumed.
 
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
-listed is complete, whenever the process is killed. Orbax does not notice flipped bits, most of which would give
-other values without an error. So each array has a digest, BLAKE2b of 64 bits. Digests find damage. They do not
-prove who wrote a checkpoint. In the meta of format 3, digests have the keys `checksum` and `checksums`.
+listed is complete, whenever the process is killed. Orbax does not notice flipped bits, and most of them would
+give other values without an error. So each array has a digest, BLAKE2b of 64 bits. Digests find damage. They do
+not prove who wrote a checkpoint. In the meta of format 3, digests have the keys `checksum` and `checksums`.
 """
 
 import contextlib
@@ -131,7 +131,7 @@ class Checkpoints:
             target: the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings. None:
                 the item is a flat dict, and is returned with NumPy arrays.
             item: name of the item in the checkpoint.
-            part: beginning of the paths of the arrays that are restored; the other leaves are those of `target`.
+            part: beginning of the paths of the arrays that are restored; `target` gives all other leaves.
 
         Raises:
             DamagedCheckpoint: the arrays cannot be read, or differ from their digests.

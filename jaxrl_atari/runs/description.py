@@ -38,10 +38,10 @@ PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint",
 
 
 def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
-    """Reads the config of a run from config.json, or that of a suite, sweep or search from another file.
+    """Reads the config of a run from config.json, or the config of a suite, sweep or search from another file.
 
     Raises:
-        UserError: it is not such a directory, or its file cannot be used.
+        UserError: the directory has no such file, or the file cannot be used.
     """
     path = directory / file
     if not path.is_file():
@@ -78,7 +78,7 @@ def read_games(directory: Path, file: str = SUITE_FILE) -> list[str]:
 
 
 def field_values(run_dir: Path, name: str) -> list[Any]:
-    """The values that a field of a run's config has had: those before and after each resume that changed it.
+    """The values that a field of a run's config has had, before and after each resume that changed it.
 
     Args:
         name: dotted name, such as `log.actions`. A version that lacked the field counts as None.
@@ -150,9 +150,9 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
 
     Args:
         directory: directory of the run. If it has `file` already, the run is being resumed: the software and
-            machine in it stay, and `resumed` gets an entry with those of today and the fields that the resume
+            machine in it stay, and `resumed` gets an entry with the present ones and the fields that the resume
             changes: name -> [before, after]. None: as for a new run.
-        file: has the description, such as suite.json in a suite.
+        file: name of the file with the description, such as suite.json in a suite.
     """
     today = software_and_machine(config.devices)
     described = {

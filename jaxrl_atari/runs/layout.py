@@ -176,8 +176,8 @@ def game_file(video: Path) -> Path:
 def has_session(directory: Path) -> bool:
     """Whether the directory of a run, suite or search holds a session; not if every session was refused.
 
-    A session that is refused removes its new directory. One that a bug has ended on a Ray cluster has left its
-    output in it.
+    A session that is refused removes its new directory. A session that a bug has ended on a Ray cluster has left
+    its output there.
     """
     return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
 

@@ -92,8 +92,8 @@ def _say_missing_evaluations(
 
     Args:
         evaluated_env_steps: env steps of the newest evaluation.
-        was_evaluating: whether that one was still running, and so has no row. Then it is not known where the row
-            before it was, and only an empty table is noticed.
+        was_evaluating: whether this evaluation was still running, and so has no row. The env steps of the last row
+            are then unknown, and only an empty table is noticed.
     """
     table = read_table(path)
     if table.problems or table.unfinished:

@@ -25,7 +25,7 @@ def due(interval: int, before: int, now: int) -> bool:
 def evaluation_due(config: Config, evaluated_env_steps: int, env_steps: int) -> bool:
     """Whether an evaluation is due after `env_steps`, if the newest one started after `evaluated_env_steps`.
 
-    One that falls on the end of the budget is due, although the last update may end just before it.
+    An evaluation at the end of the budget is due, although the last update may end just before it.
     """
     reached = max(env_steps, config.total_env_steps) if config.is_spent(env_steps) else env_steps
     return env_steps > evaluated_env_steps and due(config.evaluation.every_env_steps, evaluated_env_steps, reached)

@@ -87,7 +87,7 @@ def logged_env_steps(session_dir: Path) -> int:
 def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
 
-    The end is that of its budget, or an early one; see `read_early_end`. A session whose latest checkpoint is
+    A session ends with its budget, or early; see `read_early_end`. A session whose latest checkpoint is
     damaged has not finished: a resume says what is wrong with it.
     """
     latest = latest_env_steps(session_dir)

@@ -100,7 +100,7 @@ def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -
     After a stop request it stays, because it may be resumed.
 
     Args:
-        is_new: whether the directory is that of a new run, suite or search. Otherwise it stays.
+        is_new: whether the directory was made for a new run, suite or search. Otherwise it stays.
         was_there: whether the directory is the user's own, as with `--run-dir` and an empty folder. It stays with
             its hidden files, and what was written into it is removed.
     """
@@ -116,7 +116,7 @@ def removed_if_refused(directory: Path, is_new: bool, was_there: bool = False) -
 
 
 def _remove(directory: Path, was_there: bool) -> None:
-    """Removes a directory. One that `was_there` stays with its hidden files, and loses all others."""
+    """Removes a directory. If it `was_there`, it stays with its hidden files, and loses all others."""
     if not was_there:
         shutil.rmtree(directory, ignore_errors=True)
         return
@@ -184,8 +184,8 @@ def require_unused(session_dir: Path) -> None:
 def keep_code(run_dir: Path) -> list[str]:
     """Copies the user's own files that the run imports (`imports.py`) to `code/`, from where they can be loaded.
 
-    A file whose content is not that of an earlier copy is kept beside it, as NAME_2.py. Each content is kept once,
-    so the copy with the highest number need not be the newest code.
+    A file that differs from every earlier copy is kept beside them, as NAME_2.py. Each content is kept once, so
+    the copy with the highest number need not be the newest code.
 
     Returns:
         A line for each file that differs from all earlier copies, or cannot be read any more.

@@ -2,8 +2,8 @@
 
 A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
 decimal commas, columns in another order, further columns. Such a table is read like one of this package. A line
-that cannot be read, because it was cut in half for example, becomes a `Problem`, by which a reader tells a damaged
-table from a short one.
+that cannot be read, for example because it was cut in half, becomes a `Problem`. A table with problems is damaged,
+and not merely short.
 """
 
 import codecs

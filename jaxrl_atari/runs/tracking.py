@@ -80,7 +80,7 @@ def _numbers(table: TableFile) -> list[dict[str, float]]:
 
 
 def add_to_tensorboard(video: Path, env_steps: int) -> None:
-    """Shows a video in TensorBoard as a small animated GIF, as a run beside that of its session."""
+    """Shows a video in TensorBoard as a small animated GIF, as a run of its own beside its session."""
     import imageio_ffmpeg
     from tensorboardX import SummaryWriter
     from tensorboardX.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]

@@ -62,7 +62,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
     """Parses the command line.
 
     Returns:
-        The options; and those of the search that is resumed, None for a new one.
+        The options; and the options of the search that is resumed, None for a new one.
 
     Raises:
         UserError: a value cannot be used, or cannot change when a search is resumed.
@@ -100,7 +100,7 @@ def _refuse_parallel(options: Options, before: Options | None) -> None:
 
 
 def _require_continuation(options: Options, before: Options) -> None:
-    """Refuses other options than those of the search that is resumed, except for `MAY_CHANGE`."""
+    """Refuses options that differ from the search that is resumed, except for `MAY_CHANGE`."""
     for name, (was, wanted) in changed_fields(before.values(), options.values()).items():
         require(name in MAY_CHANGE, name, wanted, f"{was!r}, its value in this search")
 

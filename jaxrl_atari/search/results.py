@@ -47,7 +47,7 @@ def search_results(search_dir: Path) -> SearchResults:
     """Reads the results of a search; writes nothing.
 
     Raises:
-        UserError: the directory is not that of a search, or its journal is damaged.
+        UserError: the directory holds no search, or its journal is damaged.
     """
     config, search = read_search(search_dir)
     study = read_study(search_dir)

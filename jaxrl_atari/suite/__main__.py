@@ -50,7 +50,7 @@ class Options(FromDirectory):
 
 
 def _holds_suite(directory: Path) -> bool:
-    """Whether a directory is that of a suite or of a sweep."""
+    """Whether a directory holds a suite or a sweep."""
     return is_suite(directory) or is_sweep(directory)
 
 

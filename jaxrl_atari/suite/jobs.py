@@ -61,7 +61,7 @@ def train_jobs(
     """Trains jobs on this machine, each in a process of its own, or on a Ray cluster.
 
     Args:
-        plan: the plan of which these are the unfinished jobs.
+        plan: the plan that the jobs come from.
         directory: directory of the suite or sweep.
         address: address of the Ray cluster that trains; empty: this machine, without Ray.
         resources: what each session gets on the cluster.

@@ -14,7 +14,7 @@ from jaxrl_atari.trials.launch import Failure, Failures, Job
 
 
 class _SettingResults:
-    """The results of one setting, which are those of its suite.
+    """The results of one setting: the results of its suite.
 
     Args:
         parent: directory of the suite or sweep.
@@ -103,7 +103,7 @@ class SuiteResultsKeeper:
         self._save(readable)
 
     def _save(self, settings: Sequence[_SettingResults]) -> None:
-        """Saves the results of some settings, and those of the sweep once every setting has been read."""
+        """Saves the results of some settings, and of the sweep once every setting has been read."""
         for setting in settings:
             try_to("results are not saved", setting.save, self._resume)
         if self._plan.is_sweep and len(self._newest()) == len(self._settings):
@@ -115,7 +115,7 @@ class SuiteResultsKeeper:
         return {setting.label: setting.newest for setting in self._settings if setting.newest is not None}
 
     def _sweep_results(self) -> SweepResults:
-        """The results of the sweep, from those of its settings as last read."""
+        """The results of the sweep, from the results of its settings as last read."""
         return sweep_results(self._directory, self._plan, self._newest())
 
     def _draw(self) -> None:

@@ -14,7 +14,7 @@ from jaxrl_atari.runs.layout import SUITE_FILE
 
 
 class SuitePlan(NamedTuple):
-    """What a suite trains: games, and a config, of which `game_configs` makes that of each game."""
+    """What a suite trains: games, and the config from which `game_configs` makes a config for each game."""
 
     config: Config
     games: list[str]
@@ -23,7 +23,7 @@ class SuitePlan(NamedTuple):
 def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
     """Makes the config of each game's trial.
 
-    All games have one protocol. It is that of the config, or the one that the name of the config's game implies.
+    All games have one protocol: the config's, unless the name of the config's game implies another.
 
     Args:
         config: the config of the suite.
@@ -52,11 +52,11 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
 
 
 def describe_without_game(config: Config, directory: Path, file: str = SUITE_FILE) -> dict[str, Any]:
-    """The description of a suite or a sweep: that of a run, without `game` and `gae_lambda`, which differ in it.
+    """The description of a suite or a sweep. It lacks `game` and `gae_lambda` of a run: they differ between games.
 
     Args:
-        directory: that of the suite or sweep.
-        file: its file there, whose earlier content has the history.
+        directory: directory of the suite or sweep.
+        file: name of the description's file there, whose earlier content has the history.
     """
     described = describe(config, directory, file)
     return {name: value for name, value in described.items() if name not in ("game", "gae_lambda")}

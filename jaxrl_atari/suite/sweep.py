@@ -81,10 +81,14 @@ def plan_sweep(config: Config, games: list[str], vary: dict[str, list[Any]]) -> 
 
 
 def continue_sweep(plan: SweepPlan, before: SweepPlan) -> SweepPlan:
-    """The plan of a sweep that is resumed. If it has no field that varies, those of the plan `before` vary.
+    """The plan with which a sweep is resumed. Without a field that varies, it gets the fields of `before`.
 
-    The games and the fields keep the order of the plan `before`, which is that of its tables and in the names of
-    its directories. If they are not those of that plan, they stay as they are.
+    Tables and the names of directories follow the order of games and fields. So they keep the order of `before`,
+    unless the user has chosen other games or fields.
+
+    Args:
+        plan: what the user has chosen.
+        before: the plan of the sweep so far.
 
     Raises:
         ConfigError: as `plan_sweep`.
@@ -101,7 +105,7 @@ def continue_sweep(plan: SweepPlan, before: SweepPlan) -> SweepPlan:
 def write_plan(directory: Path, plan: SweepPlan) -> None:
     """Writes the files from which `read_plan` reads the plan: sweep.json, and suite.json for each setting.
 
-    If nothing varies, the directory is that of a suite, and has suite.json alone.
+    If nothing varies, the directory holds a suite, and has suite.json alone.
     """
     if plan.is_sweep:
         described = describe_without_game(plan.config, directory, SWEEP_FILE)
@@ -113,10 +117,10 @@ def write_plan(directory: Path, plan: SweepPlan) -> None:
 
 
 def read_plan(directory: Path) -> SweepPlan:
-    """Reads the plan of a sweep from its sweep.json, or that of a suite from its suite.json.
+    """Reads the plan of a sweep from sweep.json, or the plan of a suite from suite.json.
 
     Raises:
-        UserError: the directory is neither that of a sweep nor that of a suite, or its file cannot be used.
+        UserError: the directory holds neither a sweep nor a suite, or its file cannot be used.
     """
     if not is_sweep(directory):
         config, games = read_suite_file(directory)

@@ -42,7 +42,7 @@ class SweepResults(NamedTuple):
 
 
 def sweep_results(sweep_dir: Path, plan: SweepPlan, suites: Mapping[str, SuiteResults]) -> SweepResults:
-    """Makes the results of a sweep from those of its suites; reads and writes nothing."""
+    """Makes the results of a sweep from the results of its suites; reads and writes nothing."""
     rows = []
     for setting in plan.settings:
         for row in suites[setting.label].values["games"]:

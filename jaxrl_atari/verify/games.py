@@ -76,7 +76,7 @@ def choose_pieces(
 
 
 def check_games(config: Config, session_dir: Path, log: ActionLog, chosen: list[Piece]) -> int:
-    """Plays pieces of a session again, `PIECES_AT_ONCE` at a time, and compares their games with those of the log.
+    """Plays pieces of a session again, `PIECES_AT_ONCE` at a time, and compares their games with the log.
 
     Returns:
         The number of games that ended in the pieces.
@@ -93,7 +93,7 @@ def check_games(config: Config, session_dir: Path, log: ActionLog, chosen: list[
 
 
 def check_batch(config: Config, log: ActionLog, batch: list[Piece]) -> int:
-    """Plays pieces of a session again, side by side, and compares their games with those of the log.
+    """Plays pieces of a session again, side by side, and compares their games with the log.
 
     Returns:
         The number of games that ended in the pieces.
@@ -122,7 +122,7 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
     """The games that end when these pieces are played again, side by side: step, environment, return, length.
 
     Raises:
-        VerificationFailed: a frame at the end of a segment is not that of the log, or an action is out of range.
+        VerificationFailed: a frame at the end of a segment differs from the log, or an action is out of range.
     """
     env = config.env
     played: set[tuple[float, ...]] = set()
@@ -140,7 +140,7 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
                 if at > piece.start:  # otherwise the game was played before the piece began
                     played.add((at - 1, piece.env, game.episode_return, game.length))
             for piece, at, frame in zip(batch, reached, step.frame, strict=True):
-                # Where a piece ends with an anchor, the frame is that of the next piece.
+                # Where a piece ends with an anchor, the frame belongs to the next piece.
                 shows = at in log.frame_crc and piece.start < at and (at < piece.end or at == len(log.actions))
                 if shows and zlib.crc32(frame.tobytes()) != log.frame_crc[at][piece.env]:
                     raise VerificationFailed(

@@ -76,7 +76,7 @@ def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
 
 
 def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckpoint) -> WrittenCheckpoint:
-    """Trains a copy of a session from its checkpoint at `start` env steps up to those of `target`.
+    """Trains a copy of a session from its checkpoint at `start` env steps up to the env steps of `target`.
 
     Returns:
         The checkpoint at which it arrives.
@@ -107,7 +107,7 @@ def _require_reproducible(name: str, config: Config, placement: Placement, targe
 
     Args:
         name: begins the error.
-        placement: the devices here, which may be others than those that wrote `target`.
+        placement: the devices here, which may differ from the devices that wrote `target`.
     """
     devices = [*placement.learner, *placement.actors]
     if config.devices.deterministic or all(device.platform == "cpu" for device in devices):
@@ -167,11 +167,11 @@ def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: d
 
 
 def _require_same_bits(name: str, run_dir: Path, target: WrittenCheckpoint, found: WrittenCheckpoint) -> None:
-    """Refuses other bits than those of `target`.
+    """Refuses bits that differ from `target`.
 
     Raises:
         VerificationFailed: training has arrived at other bits, or elsewhere.
-        UserError: it has, but the code may differ from that of the training, so this proves nothing.
+        UserError: it has, but the code may have changed since the training, so this proves nothing.
     """
     different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
     if (found.env_steps, found.updates) != (target.env_steps, target.updates):
@@ -193,16 +193,16 @@ def _require_same_bits(name: str, run_dir: Path, target: WrittenCheckpoint, foun
 
 
 def _other_code(run_dir: Path, then: str | None, now: str | None) -> str:
-    """Why the code of this process may not be that of the training; empty if nothing speaks for it.
+    """Why the code of this process may differ from the code that trained; empty if nothing speaks for it.
 
     Args:
         then, now: the commits of this package, with `+` where files differ from it.
     """
     if then != now:
         was, present = (revision or "an unknown commit" for revision in (then, now))
-        return f"the code was that of {was} and is that of {present} now"
+        return f"the code was {was} and is {present} now"
     if now is not None and now.endswith("+"):
-        return f"the code of this package is not that of a commit ({now})"
+        return f"the code of this package differs from its commit ({now})"
     for path in imported_files():
         if not is_only_copy(run_dir, path):
             return f"{path} is not the one file of that name in {run_dir / CODE_FOLDER}"
