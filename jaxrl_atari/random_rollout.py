@@ -36,12 +36,14 @@ def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metric
     network = make_network(config.network, num_actions, device_class(jax.devices()[0]))
     params = init_params(make_module(config.network, num_actions), params_key)
     state = init_train_state(params, options, algorithm, init_key)
-    rollout = random_rollout(rollout_key, network, options.rollout_length, config.env.num_envs, num_actions)
+    rollout = random_rollout(
+        rollout_key, network, length=options.rollout_length, num_envs=config.env.num_envs, num_actions=num_actions
+    )
     compiled = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
     return compiled(state, rollout, options, update_key)
 
 
-def random_rollout(key: jax.Array, network: Network, length: int, num_envs: int, num_actions: int) -> Rollout:
+def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: int, num_actions: int) -> Rollout:
     """A rollout of random frames, actions, values and rewards.
 
     Games are lost at random; the step after a lost game is an auto-reset step.

@@ -48,7 +48,14 @@ def make_evaluator(
     device = placement.evaluator
     network = make_network(config.network, num_actions, device_class(device))
     return Evaluator(
-        config, seed, network, num_actions, device, session_dir, say=outputs.message, write=outputs.evaluation
+        config,
+        seed=seed,
+        network=network,
+        num_actions=num_actions,
+        device=device,
+        session_dir=session_dir,
+        say=outputs.message,
+        write=outputs.evaluation,
     )
 
 

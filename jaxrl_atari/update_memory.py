@@ -47,7 +47,9 @@ def update_memory(config: Config, device: jax.Device, learners: int = 1) -> Upda
 
     def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
         """The arguments of an update. Only their shapes are used, so nothing of this is computed."""
-        rollout = random_rollout(key, network, options.rollout_length, num_envs, ACTIONS)
+        rollout = random_rollout(
+            key, network, length=options.rollout_length, num_envs=num_envs, num_actions=ACTIONS
+        )
         params = init_params(make_module(config.network, ACTIONS, jnp.float32), key)
         return init_train_state(params, options, algorithm, key), rollout, options, key
 

@@ -179,7 +179,7 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
 @pytest.mark.parametrize("network", [FeedForward, Recurrent])
 def test_a_rollout_of_random_numbers_is_like_one_that_was_played(network):
     _, made = make(network, Corridor.num_actions)
-    rollout = random_rollout(KEY, made, LENGTH, ENVS, Corridor.num_actions)
+    rollout = random_rollout(KEY, made, length=LENGTH, num_envs=ENVS, num_actions=Corridor.num_actions)
     played = collected(made, make(network, Corridor.num_actions)[0])
     jax.tree.map(lambda x, y: np.testing.assert_equal((x.shape, x.dtype), (y.shape, y.dtype)), rollout, played)
     terminated, weight, age = map(np.asarray, (rollout.terminated, rollout.weight, rollout.age))
@@ -316,7 +316,7 @@ def test_a_lambda_of_the_game_is_no_number_of_an_update():
     params, network = make(FeedForward, Corridor.num_actions)
     config, algorithm = dataclasses.replace(CONFIG, gae_lambda=None), PPO._replace(prepare=prepare)
     state = init_train_state(params, config, algorithm, KEY)
-    rollout = random_rollout(KEY, network, LENGTH, ENVS, Corridor.num_actions)
+    rollout = random_rollout(KEY, network, length=LENGTH, num_envs=ENVS, num_actions=Corridor.num_actions)
     with pytest.raises(
         ConfigError, match=r"ppo.gae_lambda = None: expected a number in an update; .*resolved_options"
     ):
@@ -335,7 +335,7 @@ def test_an_update_is_given_the_coefficients_of_its_algorithm(given):
     algorithm = PPO._replace(loss=loss, coefficients={"beta": 0.5})
     config = dataclasses.replace(CONFIG, coefficients=given)
     state = init_train_state(params, config, algorithm, KEY)
-    rollout = random_rollout(KEY, network, LENGTH, ENVS, Corridor.num_actions)
+    rollout = random_rollout(KEY, network, length=LENGTH, num_envs=ENVS, num_actions=Corridor.num_actions)
     message = f"ppo.coefficients = {list(given)}: expected the coefficients of the algorithm, ['beta']; "
     with pytest.raises(ConfigError, match=re.escape(message) + ".*resolved_options"):
         update(state, rollout, config, KEY, apply=network.apply, algorithm=algorithm)
@@ -363,7 +363,7 @@ def test_minibatches_that_do_not_divide_the_rollout_are_refused_by_an_update_too
     params, network = make(FeedForward, Corridor.num_actions)
     config = dataclasses.replace(CONFIG, minibatch_size=minibatch_size, gae_lambda=0.95)
     state = init_train_state(params, config, PPO, KEY)
-    rollout = random_rollout(KEY, network, LENGTH, ENVS, Corridor.num_actions)
+    rollout = random_rollout(KEY, network, length=LENGTH, num_envs=ENVS, num_actions=Corridor.num_actions)
     message = f"ppo.minibatch_size = {minibatch_size}: expected a divisor of the {ENVS * LENGTH} samples"
     with pytest.raises(ConfigError, match=message):
         update(state, rollout, config, KEY, apply=network.apply, algorithm=PPO)

@@ -337,7 +337,7 @@ def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
 def test_sampled_actions_score_what_an_evaluation_does(policy):
     """With the keys of `play.play`: observations are those of an evaluation, step by step."""
     played = play.play(
-        policy, make_pool("ale", "Qbert", 1, seed=4, rules=policy.config.env.rules), 4, greedy=False
+        policy, make_pool("ale", "Qbert", 1, seed=4, rules=policy.config.env.rules), seed=4, greedy=False
     )
     env = make_env(policy.config)
     observation, _ = env.reset(seed=4)

@@ -166,7 +166,9 @@ def update_and_arguments(network_config, device_class):
     assert 2 < config.minibatch_size / chunk_size("cpu", "float32") <= 3
     network = make_network(network_config, 6, device_class)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    data = jax.eval_shape(lambda key: random_rollout(key, network, length, ENVS, 6), key)
+    data = jax.eval_shape(
+        lambda key: random_rollout(key, network, length=length, num_envs=ENVS, num_actions=6), key
+    )
     state = jax.eval_shape(
         lambda: init_train_state(
             init_params(make_module(network_config, 6, jnp.float32), jax.random.key(0)),

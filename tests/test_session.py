@@ -357,9 +357,9 @@ def test_evaluations_play_the_parameters_of_their_moment(every, played, session_
     table = read_table(session_dir / "evaluations.csv")
     assert [{name: float(value) for name, value in row.items()} for row in table] == lines.evaluations
     step, games, mean, std, cut_off, _ = lines.evaluations[-1].values()
-    policy = load_policy(session_dir, step, CPU)
+    policy = load_policy(session_dir, step, device=CPU)
     seed = int(np.random.SeedSequence([config.seed, step]).generate_state(1)[0])
-    result = run_evaluation(policy, 3, seed, num_envs=2)
+    result = run_evaluation(policy, 3, seed=seed, num_envs=2)
     assert (games, mean, std, cut_off) == (3, result.mean, result.std, 3), (
         "SpaceInvaders, cut off after 32 env steps"
     )
@@ -551,7 +551,7 @@ def test_where_games_cannot_go_on_new_ones_are_started(prepare_it, options, prob
         pytest.skip("the extra envpool is not installed")
     prepare_it(copied)
     logged = read_table(copied / "metrics.csv")
-    (policy,) = [load_policy(copied, "latest", CPU)]
+    (policy,) = [load_policy(copied, "latest", device=CPU)]
     out = resume(copied, capsys, **options)
     assert re.search(rf"session 0  new games are started \({problem}\)\n", out)
     assert f"resumed at {policy.env_steps} env steps" in out

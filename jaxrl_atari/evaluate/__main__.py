@@ -165,7 +165,9 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
         f"{'greedy' if options.greedy else 'sampled'} actions, seed {seed}, on {policy.device}\n"
         f"{'game':>6} {'return':>12} {'env steps':>10}"
     )
-    result = run_evaluation(policy, options.episodes, seed, options.greedy, options.num_envs, say)
+    result = run_evaluation(
+        policy, options.episodes, seed=seed, greedy=options.greedy, num_envs=options.num_envs, say=say
+    )
     std = "-" if result.std is None else f"{result.std:,.1f}"
     say(
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {std:>12}\n"
@@ -218,7 +220,7 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
     page = unused(game_file(video))
     say(f"recording a game with seed {seed} to {video}")
     try:
-        game = record_video(policy, video, seed, greedy, say, page)
+        game = record_video(policy, video, seed=seed, greedy=greedy, say=say, page=page)
     except (UserError, OSError) as error:
         files.problems.append(reason(error))
         return

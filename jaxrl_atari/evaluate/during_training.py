@@ -43,6 +43,7 @@ class Evaluator:
     def __init__(
         self,
         config: Config,
+        *,
         seed: int,
         network: Network,
         num_actions: int,
@@ -79,8 +80,8 @@ class Evaluator:
         options = self._config.evaluation
         seed = np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
         result = self._thread.submit(
-            run_evaluation, policy, options.episodes, int(seed), options.greedy, options.num_envs,
-            cancelled=self._closed.is_set,
+            run_evaluation, policy, options.episodes, seed=int(seed), greedy=options.greedy,
+            num_envs=options.num_envs, cancelled=self._closed.is_set,
         )  # fmt: skip
         self._running = RunningEvaluation(policy, result)
 

@@ -54,7 +54,7 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
 
     def _make_pool(self, seed: int) -> EnvPool:
-        return make_evaluation_pool(self._env, 1, seed, screens=self.render_mode is not None)
+        return make_evaluation_pool(self._env, 1, seed=seed, screens=self.render_mode is not None)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts a game.

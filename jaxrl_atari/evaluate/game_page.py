@@ -46,7 +46,9 @@ class WatchedGame:
         self.chosen.append(int(decision.actions[0]))
 
 
-def write_game_page(path: Path, video: Path, record: WatchedGame, policy: Policy, seed: int, greedy: bool) -> None:
+def write_game_page(
+    path: Path, video: Path, record: WatchedGame, policy: Policy, *, seed: int, greedy: bool
+) -> None:
     """Writes the page of a game.
 
     Args:

@@ -62,6 +62,7 @@ def empty_window(num_envs: int) -> tuple[np.ndarray, np.ndarray]:
 def play(
     policy: Policy,
     pool: EnvPool,
+    *,
     seed: int,
     greedy: bool,
 ) -> Iterator[tuple[EnvStep, Decision | None]]:
@@ -94,6 +95,7 @@ def play(
 def run_evaluation(
     policy: Policy,
     episodes: int = 32,
+    *,
     seed: int = 0,
     greedy: bool = False,
     num_envs: int = 16,
@@ -128,8 +130,10 @@ def run_evaluation(
     counter = EpisodeCounter(len(quota))
     games = []
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-    with contextlib.closing(make_evaluation_pool(env, len(quota), seed)) as pool:
-        for number, (step, _) in enumerate(play(policy, pool, seed, greedy), start=-1):  # -1: the start
+    with contextlib.closing(make_evaluation_pool(env, len(quota), seed=seed)) as pool:
+        for number, (step, _) in enumerate(
+            play(policy, pool, seed=seed, greedy=greedy), start=-1
+        ):  # -1: the start
             if cancelled():
                 raise CancelledError
             for game in counter.count(step, number):

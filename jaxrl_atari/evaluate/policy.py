@@ -212,6 +212,7 @@ def _best_return_mean(session_dir: Path, skip_damaged: bool) -> float:
 def load_policy(
     run_dir: str | Path,
     checkpoint: Literal["best", "latest"] | int = "best",
+    *,
     device: jax.Device | None = None,
     session: int | None = None,
     backend: Literal["ale", "envpool", "gymnasium"] | None = None,

@@ -4,7 +4,7 @@ from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs import EnvPool, make_pool
 
 
-def make_evaluation_pool(env: EnvConfig, num_envs: int, seed: int, screens: bool = False) -> EnvPool:
+def make_evaluation_pool(env: EnvConfig, num_envs: int, *, seed: int, screens: bool = False) -> EnvPool:
     """Makes a pool that plays as in training, on other seeds.
 
     Args:

@@ -71,6 +71,7 @@ def _video_writer(path: Path, shape: tuple[int, ...], fps: int) -> Iterator[Call
 def record_video(
     policy: Policy,
     path: str | Path,
+    *,
     seed: int = 0,
     greedy: bool = False,
     say: Callable[[str], object] = lambda line: None,
@@ -98,9 +99,9 @@ def record_video(
     counter = EpisodeCounter(1)
     games: list[FinishedGame] = []
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-    with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed, screens=True)) as pool:
+    with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed=seed, screens=True)) as pool:
         record = WatchedGame(pool.action_names, pool.steps_per_second)
-        steps = enumerate(play(policy, pool, seed, greedy), start=-1)  # -1: the start of the game
+        steps = enumerate(play(policy, pool, seed=seed, greedy=greedy), start=-1)  # -1: the start of the game
         number, (step, decision) = next(steps)
         with _video_writer(path, pool.screen().shape, pool.steps_per_second) as write:
             while True:
@@ -115,5 +116,5 @@ def record_video(
                     say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
                 number, (step, decision) = next(steps)
     if page is not None:
-        write_game_page(Path(page).expanduser(), path, record, policy, seed, greedy)
+        write_game_page(Path(page).expanduser(), path, record, policy, seed=seed, greedy=greedy)
     return games[0]

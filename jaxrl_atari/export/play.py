@@ -300,7 +300,7 @@ class Step(NamedTuple):
     ended: Array  # bool [N]: the game ended
 
 
-def play(policy: Policy, seed: int, greedy: bool, num_envs: int = 1) -> Iterator[Step]:
+def play(policy: Policy, *, seed: int, greedy: bool, num_envs: int = 1) -> Iterator[Step]:
     """Plays game after game."""
     envs = make_envs(policy.about, num_envs)
     random = np.random.default_rng(seed)
@@ -348,7 +348,7 @@ def play_games(policy: Policy, options: argparse.Namespace) -> None:
     returns: list[float] = []
     total = 0.0
     length = 0
-    for step in play(policy, options.seed, options.greedy):
+    for step in play(policy, seed=options.seed, greedy=options.greedy):
         if step.first[0]:
             total = 0.0
             length = 0
