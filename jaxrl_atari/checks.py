@@ -71,10 +71,14 @@ def option_name(field: str, metadata: Sequence[Any]) -> str:
     return names[0] if names else field.replace("_", "-")
 
 
-def require_new_folder(path: Path) -> None:
-    """Raises `UserError` unless a folder can be made at `path`: it does not exist, or is an empty folder."""
+def require_new_folder(path: Path, option: str = "") -> None:
+    """Raises `UserError` unless a folder can be made at `path`: it does not exist, or is an empty folder.
+
+    Args:
+        option: the option that names the folder, such as `--output`; empty for a word of a command.
+    """
     if path.is_file() or any(path.glob("*")):
-        raise UserError(f"{path}: exists already; choose another folder, or remove it")
+        raise UserError(f"{option} {path}".lstrip() + ": exists already; choose another folder, or remove it")
 
 
 def whole_number_variable(name: str, limits: Limits) -> int | None:

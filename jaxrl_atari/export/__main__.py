@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for package in ("onnx", "onnxruntime"):
         require_package(package, "export")
     if options.output is not None:
-        require_new_folder(options.output)
+        require_new_folder(options.output, "--output")
     forbid_gpu()  # a GPU may be training
     run = read_run(options.run_dir)
     session = None if options.session == "best" else options.session
