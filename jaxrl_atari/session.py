@@ -308,16 +308,19 @@ def open_session(
     if leads and config.log.wandb:
         require_wandb()
     with contextlib.ExitStack() as exits:
+        # The directory, and where lines go.
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         say = outputs.message
         say("starting the games and the network")
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
+        # What it continues from.
         checkpoints = Checkpoints(session_dir, say)
         restored = checkpoints.resume(partial(abstract_arrays, config, device=placement.home)) if resume else None
         progress = Progress(restored.meta if restored else {})
 
+        # What plays, learns and evaluates.
         networks_for = partial(networks_of_session, config.network, placement)
         groups_for = partial(make_groups, config, placement, networks_for)
         environments = start_environments(groups_for, config.env, seed, progress, checkpoints, restored, say)
@@ -332,6 +335,7 @@ def open_session(
             evaluator = make_evaluator(config, placement, seed, environments.num_actions, session_dir, outputs)
             exits.callback(evaluator.close)
 
+        # What is written down.
         was_evaluating = "evaluation" in arrays  # at the checkpoint
         if leads:
             starts_anew = restored is None
