@@ -22,6 +22,7 @@ from jaxrl_atari.network_interface import Apply, Observation, Outputs, is_recurr
 
 def minibatch_indices(
     key: jax.Array,
+    *,
     rollout_length: int,
     num_envs: int,
     epochs: int,
@@ -80,14 +81,30 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard
     require(samples % size == 0, "ppo.minibatch_size", options.minibatch_size, expected)
     uniform = options.minibatches == "uniform"
     if not is_recurrent(rollout.carry):
-        return minibatch_indices(key, length, num_envs, options.epochs, size, shard, uniform)
+        return minibatch_indices(
+            key,
+            rollout_length=length,
+            num_envs=num_envs,
+            epochs=options.epochs,
+            minibatch_size=size,
+            shard=shard,
+            uniform=uniform,
+        )
     expected = f"a multiple of {length * shard.count}, the steps of one environment on each device"
     require(size % length == 0, "ppo.minibatch_size", options.minibatch_size, expected)
-    envs = minibatch_indices(key, 1, num_envs, options.epochs, size // length, shard, uniform)
-    return whole_environments(envs, length, num_envs)
+    envs = minibatch_indices(
+        key,
+        rollout_length=1,
+        num_envs=num_envs,
+        epochs=options.epochs,
+        minibatch_size=size // length,
+        shard=shard,
+        uniform=uniform,
+    )
+    return whole_environments(envs, rollout_length=length, num_envs=num_envs)
 
 
-def whole_environments(envs: jax.Array, rollout_length: int, num_envs: int) -> jax.Array:
+def whole_environments(envs: jax.Array, *, rollout_length: int, num_envs: int) -> jax.Array:
     """The samples of all steps of some environments, ordered by step, then by environment.
 
     Args:
@@ -142,4 +159,6 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, op
         x = x.reshape(-1, steps, width, *x.shape[2:]).swapaxes(0, 1)
         return x.reshape(steps, num_envs, *x.shape[3:])
 
-    return jax.tree.map(in_order, lax.map(outputs_of, whole_environments(envs, steps, num_envs)))
+    return jax.tree.map(
+        in_order, lax.map(outputs_of, whole_environments(envs, rollout_length=steps, num_envs=num_envs))
+    )

@@ -139,7 +139,7 @@ def console() -> Console:
 
 
 def tracked(
-    items: Iterable[Item], description: str, total: float | None = None, transient: bool = False
+    items: Iterable[Item], description: str, *, total: float | None = None, transient: bool = False
 ) -> Generator[Item, None, None]:
     """Iterates over items and draws a progress bar.
 

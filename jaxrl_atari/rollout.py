@@ -176,6 +176,7 @@ class EnvGroup:
         self,
         pool: EnvPool,
         network: Network,
+        *,
         rollout_length: int,
         device: jax.Device,
         rules: Rules,

@@ -58,7 +58,9 @@ class SessionEnvironments:
             carry: what `join_carries` returned; empty if the network has no memory.
         """
         for group in self._all():
-            group.resume(split(games, group.first_env, group.pool.num_envs), split_carry(carry, group))
+            group.resume(
+                split(games, first_env=group.first_env, num_envs=group.pool.num_envs), split_carry(carry, group)
+            )
 
     def take_for_checkpoint(self) -> tuple[dict[str, Any], list[Segment]]:
         """Takes what a checkpoint keeps of the games in progress, and the steps since the last call.

@@ -43,7 +43,9 @@ KEY = jax.random.key(7)
 
 
 def collected(network, params, envs=ENVS, seed=0):
-    group = EnvGroup(Corridor(envs, seed), network, LENGTH, jax.devices("cpu")[0], PROTOCOLS["v5"])
+    group = EnvGroup(
+        Corridor(envs, seed), network, rollout_length=LENGTH, device=jax.devices("cpu")[0], rules=PROTOCOLS["v5"]
+    )
     for number in range(2):  # in the second rollout games are in progress
         rollout = collect([[group]], [params], jax.random.fold_in(KEY, number)).rollouts[0]
     return rollout
@@ -814,7 +816,9 @@ def games_won(name, seed, updates=80):
     params, network = make(FeedForward, Chain.num_actions, seed)
     state = init_train_state(params, config, algorithm, jax.random.key(seed))
     step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
-    group = EnvGroup(Chain(16, seed=0), network, 64, jax.devices("cpu")[0], PROTOCOLS["v5"])
+    group = EnvGroup(
+        Chain(16, seed=0), network, rollout_length=64, device=jax.devices("cpu")[0], rules=PROTOCOLS["v5"]
+    )
     won = []
     for number in range(updates):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))

@@ -34,7 +34,13 @@ def test_learns_to_walk_to_the_lamp():
         jax.random.key(0),
     )
     learn = jax.jit(partial(update, apply=network.apply, algorithm=PPO), donate_argnums=0)
-    group = EnvGroup(Corridor(num_envs, seed=0), network, length, jax.devices("cpu")[0], PROTOCOLS["v5"])
+    group = EnvGroup(
+        Corridor(num_envs, seed=0),
+        network,
+        rollout_length=length,
+        device=jax.devices("cpu")[0],
+        rules=PROTOCOLS["v5"],
+    )
     means = []
     for number in range(20):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))

@@ -307,7 +307,16 @@ def test_a_whole_update(conv, seed, changes):
     """
     config = small_config(**changes)
     uniform = config.minibatches == "uniform"
-    indices = np.asarray(minibatch_indices(KEY, 4, 4, config.epochs, config.minibatch_size, uniform=uniform))
+    indices = np.asarray(
+        minibatch_indices(
+            KEY,
+            rollout_length=4,
+            num_envs=4,
+            epochs=config.epochs,
+            minibatch_size=config.minibatch_size,
+            uniform=uniform,
+        )
+    )
     switches = {
         name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss", "unbiased_std")
     }
@@ -516,8 +525,17 @@ def test_uniform_minibatches_are_permutations_of_the_rollout():
 
 def test_devices_draw_their_parts_of_the_same_minibatches():
     """Two devices with four of eight environments each draw what one device with all eight draws."""
-    whole = np.asarray(minibatch_indices(jax.random.key(4), 16, 8, 2, 32))
-    parts = [np.asarray(minibatch_indices(jax.random.key(4), 16, 4, 2, 16, Shard(i, 2))) for i in range(2)]
+    whole = np.asarray(
+        minibatch_indices(jax.random.key(4), rollout_length=16, num_envs=8, epochs=2, minibatch_size=32)
+    )
+    parts = [
+        np.asarray(
+            minibatch_indices(
+                jax.random.key(4), rollout_length=16, num_envs=4, epochs=2, minibatch_size=16, shard=Shard(i, 2)
+            )
+        )
+        for i in range(2)
+    ]
     for row, *shards in zip(whole, *parts, strict=True):
         there = {(t, b + 4 * i) for i, shard in enumerate(shards) for t, b in zip(*divmod(shard, 4), strict=True)}
         assert there == set(zip(*divmod(row, 8), strict=True))

@@ -34,7 +34,15 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
     params = perturbed(params)
     size = num_envs // groups
     made = [
-        EnvGroup(NoisePool(size, seed=i), network, length, cpu, PROTOCOLS["v5"], i * size) for i in range(groups)
+        EnvGroup(
+            NoisePool(size, seed=i),
+            network,
+            rollout_length=length,
+            device=cpu,
+            rules=PROTOCOLS["v5"],
+            first_env=i * size,
+        )
+        for i in range(groups)
     ]
     config = PPOConfig(rollout_length=length, minibatch_size=2 * length, epochs=1)
     bootstrap = None
@@ -103,7 +111,13 @@ def test_memory_pays(network):
     params, functions = make(network, 2)
     state = init_train_state(params, config, PPO, jax.random.key(0))
     learn = jax.jit(partial(update, apply=functions.apply, algorithm=PPO), donate_argnums=0)
-    group = EnvGroup(Cue(num_envs, seed=0), functions, length, jax.devices("cpu")[0], PROTOCOLS["v5"])
+    group = EnvGroup(
+        Cue(num_envs, seed=0),
+        functions,
+        rollout_length=length,
+        device=jax.devices("cpu")[0],
+        rules=PROTOCOLS["v5"],
+    )
     means = []
     for number in range(60):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))

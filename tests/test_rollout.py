@@ -47,7 +47,16 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
-        groups.append(EnvGroup(pool, network, LENGTH, jax.devices("cpu")[0], rules, first_env))
+        groups.append(
+            EnvGroup(
+                pool,
+                network,
+                rollout_length=LENGTH,
+                device=jax.devices("cpu")[0],
+                rules=rules,
+                first_env=first_env,
+            )
+        )
         first_env += pool.num_envs
     keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
     shards = np.array(groups).reshape(devices, -1).tolist()
@@ -207,7 +216,9 @@ def test_the_wait_for_the_update_is_no_time_of_the_policy():
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
     cpu = jax.devices("cpu")[0]
     # The first one compiles.
-    groups = [EnvGroup(kind(2, seed=0), network, 2, cpu, V5) for kind in (Corridor, Waiting)]
+    groups = [
+        EnvGroup(kind(2, seed=0), network, rollout_length=2, device=cpu, rules=V5) for kind in (Corridor, Waiting)
+    ]
     groups[1].pool.waits = True
     collect([[groups[0]]], [params], jax.random.key(0))
     start = time.monotonic()

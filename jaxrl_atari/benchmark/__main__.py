@@ -135,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif options.trace_dir:
         result = {"trace": trace(config, options.trace_dir, options.repeats)}
     else:
-        measured = measure(config, parts, options.repeats, options.seconds)
+        measured = measure(config, parts, repeats=options.repeats, seconds=options.seconds)
         _print_report(measured)
         result = measured.to_dict()
     say("\n" + json.dumps(result | description, allow_nan=False))

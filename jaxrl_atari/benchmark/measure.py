@@ -212,7 +212,7 @@ class Measurement(NamedTuple):
         return self._asdict() | {"figures": figures}
 
 
-def measure(config: Config, parts: Sequence[str], repeats: int, seconds: float) -> Measurement:
+def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: float) -> Measurement:
     """Times parts of training in this process and prints its progress. Starts JAX's back end.
 
     Args:

@@ -77,7 +77,7 @@ class AlePool(EnvPool):
         self._seeds = np.array(seeds)
         actions = envs.ale.get_action_set()
         self.action_names = [action.name for action in actions]
-        super().__init__(envs, len(seeds), len(actions), record)
+        super().__init__(envs, len(seeds), num_actions=len(actions), record=record)
 
     def _reset(self) -> RawStep:
         return self._reseed(np.ones(self.num_envs, bool), self._seeds)

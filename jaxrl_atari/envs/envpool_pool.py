@@ -45,7 +45,7 @@ class EnvpoolPool(EnvPool):
                 img_width=FRAME_SIZE,
             )
             envs = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
-        super().__init__(envs, len(seeds), int(envs.action_space.n))
+        super().__init__(envs, len(seeds), num_actions=int(envs.action_space.n))
 
     def _reset(self) -> RawStep:
         return self._raw(self._envs.reset())

@@ -258,7 +258,7 @@ class GymnasiumPool(EnvPool):
         self._seeds = list(seeds)
         self._actions = np.zeros(len(seeds), np.int64)
         self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # of the newest step
-        super().__init__(envs, len(seeds), int(space.n))
+        super().__init__(envs, len(seeds), num_actions=int(space.n))
         if not self._is_atari:
             self.steps_per_second = int(envs.metadata.get("render_fps") or STEPS_PER_SECOND)
 

@@ -113,7 +113,7 @@ class EnvPool(ABC):
     steps_per_second = STEPS_PER_SECOND
     """Env steps per second of a video at real speed."""
 
-    def __init__(self, envs: Any, num_envs: int, num_actions: int, record: GameRecord | None = None):
+    def __init__(self, envs: Any, num_envs: int, *, num_actions: int, record: GameRecord | None = None):
         self._envs = envs
         self.num_envs = num_envs
         self.num_actions = num_actions

@@ -46,7 +46,9 @@ class GameRecord:
             resumes with new games.
     """
 
-    def __init__(self, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int):
+    def __init__(
+        self, *, game_seed: int, seeds: Sequence[int], first_env: int, anchor_steps: int, first_step: int
+    ):
         self._game_seed = game_seed
         self._first_env = first_env
         self._interval = anchor_steps
@@ -114,6 +116,6 @@ def join(parts: Sequence[GamesInProgress]) -> GamesInProgress:
     return GamesInProgress(*map(np.concatenate, zip(*aligned, strict=True)))
 
 
-def split(games: GamesInProgress, first_env: int, num_envs: int) -> GamesInProgress:
+def split(games: GamesInProgress, *, first_env: int, num_envs: int) -> GamesInProgress:
     """The games of some of the environments."""
     return GamesInProgress(*(field[first_env : first_env + num_envs] for field in games))

@@ -120,7 +120,10 @@ def train_job(
             job.session,
             label=job.name,
             resume=True,
-            writers=[SessionWriter(writer, job.session, config.seed + job.session) for writer in (*writers, rule)],
+            writers=[
+                SessionWriter(writer, session=job.session, seed=config.seed + job.session)
+                for writer in (*writers, rule)
+            ],
             on_first_update=after_first_update,
             stop_requested=lambda: signals.requested or stop_requested(),
             ends_early=rule.ends_session if rule.is_active else None,
@@ -133,7 +136,7 @@ def train_job(
 class SessionWriter(Writer):
     """Passes the log points of a session on to a caller's writer, with `session` and `seed` in each row."""
 
-    def __init__(self, writer: Writer, session: int, seed: int):
+    def __init__(self, writer: Writer, *, session: int, seed: int):
         self._writer = writer
         self._columns = {"session": session, "seed": seed}
 
