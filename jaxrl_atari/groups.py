@@ -10,26 +10,9 @@ import jax
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.devices import Placement
-from jaxrl_atari.envs import make_pool, process_threads
-from jaxrl_atari.hardware.cpu import emulator_cores
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.rollout import EnvGroup
-
-
-def num_groups(env: EnvConfig, num_devices: int, on_gpu: bool, cores: int) -> int:
-    """Groups on each device: as chosen, else 2 on a GPU where this hides the emulators behind the policy, else 1.
-
-    With two groups, one steps its emulators while the policy acts for the other, but each step calls the policy
-    twice. With a core for each environment, 16 environments were 0.91 times as fast with two groups as with one
-    (BENCHMARKS.md, "GPU"). With fewer cores the emulators take longer, and the policy does not.
-
-    Args:
-        num_devices: devices that learn, over which the environments are dealt.
-        on_gpu: whether GPUs act.
-        cores: CPU cores that emulate.
-    """
-    can_be_halved = env.num_envs % (2 * num_devices) == 0
-    return env.num_groups or (2 if on_gpu and can_be_halved and env.num_envs > cores else 1)
 
 
 def anchor_steps(env: EnvConfig) -> int:
@@ -60,8 +43,7 @@ def make_groups(
     """
     env = config.env
     devices = len(placement.learner)
-    on_gpu = placement.actors[0].platform == "gpu"
-    per_device = num_groups(env, devices, on_gpu, process_threads() or emulator_cores())
+    per_device = env.num_groups or 1
     size = env.num_envs // (devices * per_device)
 
     def make(learner: jax.Device, actor: jax.Device, number: int, pools: ExitStack) -> EnvGroup:

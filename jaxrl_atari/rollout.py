@@ -12,11 +12,10 @@ steps the policy is applied once more, to frame T, for the value that the target
 Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
 rollout therefore hands to the next one (`Past`) the frames that it saw and the memory that it had *before* step T.
 
-**Groups.** The environments of a device are dealt to groups: one, or two where a GPU acts for more environments
-than there are cores. Groups take turns: one steps its emulators while the policy acts for the other. The seed of
-an environment's games and the keys of its actions depend only on its number. So the number of devices and groups
-does not change what is played, except through rounding: parameters, and outputs of the network, can round
-differently in batches of another size.
+**Groups.** The environments of a device can be dealt to several groups (`env.num_groups`), which take turns: one
+steps its emulators while the policy acts for the other. The seed of an environment's games and the keys of its
+actions depend only on its number. So the number of devices and groups does not change what is played, except
+through rounding: parameters, and outputs of the network, can round differently in batches of another size.
 
 Several processes do play other games than a single one: they keep no record of their games, and so no anchors,
 at which an environment gets a new seed (`groups.py`).

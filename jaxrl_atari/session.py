@@ -162,7 +162,7 @@ class Session:
         return self.ends_early is not None and sum_over_processes(self.ends_early()) > 0
 
     def evaluate_if_due(self) -> None:
-        """Writes the result of an evaluation that has ended, and starts one if it is due, once none runs."""
+        """Writes the result of an evaluation that has ended. Starts one if it is due and none is running."""
         if self.evaluator is None:
             return
         self.evaluator.poll()

@@ -18,7 +18,6 @@ from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.groups import num_groups
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.schedules import current_options, learning_rate
@@ -261,15 +260,6 @@ def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
     config = change(SMALL, env={"game": "Breakout"}, ppo={"anneal_learning_rate": False, "gamma": 0.9})
     options = current_options(config, 320)
     assert (options.learning_rate, options.gae_lambda, options.gamma) == tuple(map(np.float32, (2.5e-4, 0.7, 0.9)))
-
-
-@pytest.mark.parametrize(
-    ("num_envs", "devices", "on_gpu", "cores", "expected"),
-    [(16, 1, False, 8, 1), (16, 8, True, 8, 2), (16, 1, True, 16, 1), (15, 1, True, 8, 1)],
-)
-def test_groups_on_a_device(num_envs, devices, on_gpu, cores, expected):
-    assert num_groups(EnvConfig(num_envs=num_envs), devices, on_gpu, cores) == expected
-    assert num_groups(EnvConfig(num_envs=num_envs, num_groups=1), devices, on_gpu, cores) == 1
 
 
 @pytest.mark.parametrize("fails", ["pool", "networks"])
