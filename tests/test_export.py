@@ -274,7 +274,7 @@ def test_play_plays_the_same_whole_game_without_jax(name, tmp_path):
     (game,) = run_evaluation(policy, 1, seed=11, greedy=True, num_envs=1).games
     expected = []
     pool = make_pool("ale", "Pong", 1, seed=11, rules=policy.config.env.rules)
-    for step, decision in evaluated(policy, pool, 11, greedy=True):
+    for step, decision in evaluated(policy, pool, seed=11, greedy=True):
         expected += [] if decision is None else [decision.actions[0]]
         if step.terminated[0] or step.truncated[0]:
             break
