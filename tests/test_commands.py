@@ -145,7 +145,7 @@ def directories(case):
         return [case.words[case.words.index("--resume") + 1]]
     positional = list(itertools.takewhile(lambda word: not word.startswith("--"), case.words))
     if case.module == "hub":
-        return positional[1:2] if positional[0] == "push" else []
+        return positional[1:2] if positional[0] in ("push", "pack") else []
     return positional if case.module in ("evaluate", "plots", "report", "verify") else []
 
 
@@ -199,7 +199,7 @@ PROMISED = {
     "report": ("**/report.html", r"report\.html"),
     "devices": ("configs", "memory"),
     "search": ("**/*_best.py", "finished"),
-    "hub": ("**/config.json", "pushed: |pulled: "),
+    "hub": ("**/config.json", "pushed: |pulled: |packed: "),
     "verify": ("**/config.json", "(verified|retrained): .* are equal"),
 }
 """Command -> files that it leaves, and what it prints."""
