@@ -1,5 +1,8 @@
 """The Nature network written by hand for CPUs. Skip it at first: it computes nothing new, only faster.
 
+Without it, whole training has 0.75 of its speed in float32 and 0.51 in bfloat16 (five pairs each, 2 cores of an
+Intel Xeon; benchmarks/NOTES.md, "The layer and the form by hand"). That is what these 500 lines are for.
+
 This network is in the package three times:
 
     where                           how it is written            what for
@@ -12,14 +15,12 @@ This network is in the package three times:
 when a network is made, its program is compared with that of `Handwritten`. The comparison misses two kinds of
 edit, which `programs.py` names; one of them is an edit under `if self.for_cpu`.
 
-The gradients of `cpu_conv.py` are 1.2 times as fast in float32 as those of `layers.Conv`, and twice as fast in
-bfloat16, because XLA computes bfloat16 convolutions by way of float32 (benchmarks/NOTES.md, "The layer and the
-form by hand"). On two cores without bfloat16 instructions, training was 0.79 times as fast when a layer for any
-size computed the network instead (same note): that is what these 500 lines are for.
+Most of the difference in bfloat16 comes from XLA, which computes bfloat16 convolutions by way of float32.
 
 Read `programs.py` first, which is short. `cpu_conv.py` begins with the equations and small pictures of its data.
 
 Delete this folder once training with `network.conv = layers` is at least 0.95 times as fast as with `matmul`, in
 both types (`benchmark --compare network.conv=matmul,layers`). `frames.BLOCKED` and the choice in
-`network_forms.py` go with it. The gradients alone mislead: in that attempt they took only 1.1 times as long.
+`network_forms.py` go with it. Do not judge by the gradients alone: a layer whose gradients took 1.1 times as long
+gave 0.79 of the speed of training.
 """
