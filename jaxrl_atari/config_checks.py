@@ -1,7 +1,5 @@
 """The checks of a config that need the network and the algorithm that it names."""
 
-from functools import partial
-
 import flax.linen as nn
 import jax
 
@@ -10,6 +8,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import require
 from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.network_interface import (
+    Outputs,
     apply_module,
     empty_observation,
     init_params,
@@ -22,7 +21,8 @@ from jaxrl_atari.network_interface import (
 def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
     """Checks that network, algorithm and coefficients of a config exist, and that its options suit the network.
 
-    Imports first what the user has named with `--import`, in a process that a command started.
+    It does not start JAX's back end. It imports first what the user has named with `--import`, in a process that a
+    command started.
 
     Args:
         devices: number of devices that share the learning.
@@ -54,7 +54,13 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
 
 
 def _has_max_pooling(module: nn.Module) -> bool:
-    """Whether the program of a network takes the maximum over windows."""
-    params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
-    program = jax.make_jaxpr(partial(apply_module, module))(params, empty_observation(module))
+    """Whether the program of a network takes the maximum over windows.
+
+    Everything here is abstract: an array would start JAX's back end, before `limit_jax`.
+    """
+
+    def outputs(key: jax.Array) -> Outputs:
+        return apply_module(module, init_params(module, key), empty_observation(module))
+
+    program = jax.make_jaxpr(outputs)(jax.eval_shape(lambda: jax.random.key(0)))
     return "reduce_window_max" in str(program)

@@ -323,7 +323,15 @@ def open_session(
         # What plays, learns and evaluates.
         networks_for = partial(networks_of_session, config.network, placement)
         groups_for = partial(make_groups, config, placement, networks_for)
-        environments = start_environments(groups_for, config.env, seed, progress, checkpoints, restored, say)
+        environments = start_environments(
+            groups_for,
+            config.env,
+            seed=seed,
+            progress=progress,
+            checkpoints=checkpoints,
+            restored=restored,
+            say=say,
+        )
         exits.callback(environments.close)
         arrays = (
             restored.arrays if restored else first_arrays(config, environments.num_actions, seed, placement.home)
@@ -332,7 +340,14 @@ def open_session(
         exits.callback(learner.close)
         evaluator = None
         if leads and config.evaluation.every_env_steps:
-            evaluator = make_evaluator(config, placement, seed, environments.num_actions, session_dir, outputs)
+            evaluator = make_evaluator(
+                config,
+                placement,
+                seed=seed,
+                num_actions=environments.num_actions,
+                session_dir=session_dir,
+                outputs=outputs,
+            )
             exits.callback(evaluator.close)
 
         # What is written down.

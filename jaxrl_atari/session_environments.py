@@ -95,6 +95,7 @@ class SessionEnvironments:
 def start_environments(
     make: MakeGroups,
     env: EnvConfig,
+    *,
     seed: int,
     progress: Progress,
     checkpoints: Checkpoints,

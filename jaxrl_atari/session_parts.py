@@ -42,7 +42,7 @@ def make_learner(
 
 
 def make_evaluator(
-    config: Config, placement: Placement, seed: int, num_actions: int, session_dir: Path, outputs: Writer
+    config: Config, placement: Placement, *, seed: int, num_actions: int, session_dir: Path, outputs: Writer
 ) -> Evaluator:
     """The evaluator of a session, with the network in the form that suits its device. See `Evaluator`."""
     device = placement.evaluator

@@ -126,6 +126,25 @@ def test_questions_start_nothing(tmp_path):
     assert result.returncode == 0
 
 
+@pytest.mark.parametrize("name", ["nature", "nature_lstm", "impala"])
+def test_checks_of_a_config_start_nothing(name, tmp_path):
+    """The flags of `devices.deterministic` must come before JAX starts."""
+    machine = FakeMachine(tmp_path)
+    code = (
+        "import sys, jax; from jax._src import xla_bridge; from jaxrl_atari.config import *;"
+        "from jaxrl_atari.config_checks import check_names_and_minibatches;"
+        "from jaxrl_atari.errors import UserError;"
+        "config = Config(network=NetworkConfig(name=sys.argv[1]), devices=DevicesConfig(deterministic=True))\n"
+        "try: check_names_and_minibatches(config)\n"
+        "except UserError as error: print(error)\n"
+        "print(xla_bridge.backends_are_initialized())"
+    )
+    result = machine.python("-c", code, name)
+    refused = ["devices.deterministic"] if name == "impala" else []
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [*refused, "False"], result.stderr
+    assert machine.started == []
+
+
 def test_xla_knows_the_flags_of_determinism(tmp_path):
     """An unknown flag ends the process; the known ones reach the compiler although JAX has been imported."""
     code = (

@@ -131,9 +131,8 @@ def run_evaluation(
     games = []
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     with contextlib.closing(make_evaluation_pool(env, len(quota), seed=seed)) as pool:
-        for number, (step, _) in enumerate(
-            play(policy, pool, seed=seed, greedy=greedy), start=-1
-        ):  # -1: the start
+        steps = play(policy, pool, seed=seed, greedy=greedy)
+        for number, (step, _) in enumerate(steps, start=-1):  # -1: the start
             if cancelled():
                 raise CancelledError
             for game in counter.count(step, number):
