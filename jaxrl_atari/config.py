@@ -67,7 +67,7 @@ class EnvConfig:
     """Environments stepped in parallel (B)."""
     num_groups: Annotated[int, Limits(0, 64)] = 0
     """Groups of environments on each of the learner's devices. They alternate: one steps while the policy acts for
-    another. 0: one group. Two can be faster on a GPU, if there are more environments than cores."""
+    another. 0, as in earlier configs: one. Two can be faster on a GPU with more environments than cores."""
     num_threads: Annotated[int, Limits(0, 4_096)] = 0
     """Emulator threads of each group of environments. 0: one per core. `gymnasium` has none."""
     anchor_steps: Annotated[int, Limits(0, 10**9)] = 0

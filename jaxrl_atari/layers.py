@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import UserError
 
 CHUNK = 32
 """Samples of a chunk: activations of a chunk stay in a CPU's caches. In float32, 16 and 64 were no faster."""
@@ -268,7 +268,9 @@ def once_differentiable(tree: Any) -> Any:
 
 @once_differentiable.defjvp
 def _no_second_derivative(primals: Any, tangents: Any) -> Any:
-    raise ConfigError("network.conv", "matmul", "plain: gradients for CPUs have no second derivatives")
+    raise UserError(
+        "gradients for CPUs have no second derivatives; choose --network.conv plain, whose gradients are JAX's own"
+    )
 
 
 # --- Arranging data ----------------------------------------------------------------------------------------------
@@ -337,7 +339,7 @@ def as_words(x: jax.Array) -> jax.Array:
 
 
 def from_words(x: jax.Array) -> jax.Array:
-    """The inverse of `as_words`."""
+    """The inverse of `as_words`. Any uint16 is taken for bfloat16, and any uint32 for four uint8."""
     if x.dtype == jnp.uint32:
         return lax.bitcast_convert_type(x, jnp.uint8).reshape(*x.shape[:-1], -1)
     return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x

@@ -130,8 +130,8 @@ def _advice_on_layers(module: nn.Module) -> str:
 def _advice_on_nature(obstacle: str) -> str:
     """What it costs that `nature` is not computed by hand, after `why_not_by_hand`."""
     return (
-        f"{obstacle}: on a CPU its gradients take 1.2 times as long in float32, and twice in bfloat16, as those of"
-        f" {cpu_conv.__name__}, which computes the network as shipped"
+        f"{obstacle}: on the CPU that we measured, it trains at 0.75 of its speed in float32 and at half in"
+        f" bfloat16, compared with {cpu_conv.__name__}, which computes the network as shipped"
     )
 
 

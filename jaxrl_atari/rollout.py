@@ -28,7 +28,7 @@ device. They work on these classes and records:
         past: Past              on the device: what the next rollout starts from
         outcome: Outcome        on the host, while a rollout is played: rewards and ends of games
         ActorState              on the device, while a rollout is played: what the policy sees and does
-    FinishedRollout     the last two when the rollout is full, and the memory before step 0; all on the device
+    FinishedRollout     outcome and state of a full rollout, and the memory before step 0; all on the device
     Rollout             what `join_groups` makes of the finished rollouts of a device's groups
     Collected           the result of `collect`: one `Rollout` for each learner device of this process, and the
                         games that ended, in all processes
@@ -226,7 +226,8 @@ class EnvGroup:
             carry: `past.carry` of that time.
         """
         newest, frames, age, episodes = restore_games(self.pool, self.newest, games)
-        past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+        with jax.default_device(self.device):
+            past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
         self._start_from(newest, episodes, past)
 
     # A rollout
@@ -242,6 +243,7 @@ class EnvGroup:
         self._params = params
         self._state = begin_rollout(self.past, key, self._env_index, self.rollout_length)
         shape = (self.rollout_length, self.pool.num_envs)
+        # New arrays: on a CPU, JAX may still read those of the rollout before, whose memory `device_put` shares.
         self.outcome = Outcome(
             reward=np.zeros(shape, np.float32),
             terminated=np.zeros(shape, bool),
@@ -373,7 +375,8 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
     """
     # `act` donates the state, so each of its arrays must be new: none of the inputs, and no array twice.
     last_age, env_index, key = jax.tree.map(jnp.copy, (past.age, env_index, key))
-    carry_before, carry = (jax.tree.map(jnp.copy, past.carry) for _ in range(2))
+    carry_before = jax.tree.map(jnp.copy, past.carry)
+    carry = jax.tree.map(jnp.copy, past.carry)
     per_step = (rollout_length + 1, len(past.age))
     frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
     return ActorState(

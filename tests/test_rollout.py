@@ -224,3 +224,15 @@ def test_the_wait_for_the_update_is_no_time_of_the_policy():
     start = time.monotonic()
     waited = collect([[groups[1]]], [params], jax.random.key(0))
     assert waited.waiting_seconds + waited.policy_seconds < time.monotonic() - start - 0.9
+
+
+def test_a_rollout_writes_into_arrays_of_its_own():
+    """On a CPU, `device_put` can share memory with NumPy, so the rollout before may still be read."""
+    network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
+    params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
+    group = EnvGroup(Corridor(2, seed=0), network, rollout_length=2, device=jax.devices("cpu")[0], rules=V5)
+    collect([[group]], [params], jax.random.key(0))
+    before = group.outcome
+    collect([[group]], [params], jax.random.key(1))
+    for one, other in zip(before, group.outcome, strict=True):
+        assert not np.shares_memory(one, other)

@@ -1,7 +1,7 @@
 """Whether a module is still the network that `cpu_conv.py` computes by hand: a comparison of programs.
 
-`Handwritten` is that network in a few lines of flax and JAX. It uses no layer of this package, so that an edit of
-one, as of `layers.Conv`, changes the module and not `Handwritten`, and is found.
+`NatureAsShipped` is that network in a few lines of flax and JAX. It uses no layer of this package, so that an
+edit of one, as of `layers.Conv`, changes the module and not `NatureAsShipped`, and is found.
 
 The number of samples is a symbol, so programs are compared for all numbers at once. A network that treats few
 samples and many differently is then not taken for the one by hand. A single sample, which broadcasts, is compared
@@ -24,7 +24,7 @@ from jaxrl_atari.network_interface import Apply, Observation, Outputs, apply_mod
 
 
 def why_not_by_hand(module: Any) -> str:
-    """Why `cpu_conv.py` does not compute this network; empty if it does, having the programs of `Handwritten`.
+    """Why `cpu_conv.py` does not compute this network; empty if it does, having the programs of `NatureAsShipped`.
 
     Args:
         module: with the fields of a network, `num_actions` and `dtype`; its `for_cpu` is false.
@@ -33,13 +33,13 @@ def why_not_by_hand(module: Any) -> str:
         The beginning of a message, with the name of the module.
     """
     name = type(module).__name__
-    handwritten = Handwritten(module.num_actions, module.dtype)
+    as_shipped = NatureAsShipped(module.num_actions, module.dtype)
 
-    def apply_handwritten(params: Any, observation: Observation) -> Any:
-        return handwritten.apply({"params": params}, observation.stacks)
+    def apply_as_shipped(params: Any, observation: Observation) -> Any:
+        return as_shipped.apply({"params": params}, observation.stacks)
 
     try:
-        same = programs_of(partial(apply_module, module), module) == programs_of(apply_handwritten, handwritten)
+        same = programs_of(partial(apply_module, module), module) == programs_of(apply_as_shipped, as_shipped)
     except Exception as error:
         # For example, it asks how many samples there are, by a comparison or by `len`. Then the module runs, and
         # shows any error of its own.
@@ -48,7 +48,7 @@ def why_not_by_hand(module: Any) -> str:
     return "" if same else f"{name} or a layer of it was edited"
 
 
-class Handwritten(nn.Module):
+class NatureAsShipped(nn.Module):
     """What `cpu_conv.py` computes, layer by layer: a copy of `networks.NatureActorCritic`, on purpose."""
 
     num_actions: int
@@ -69,9 +69,9 @@ class Handwritten(nn.Module):
 
 
 class Convolution(nn.Module):
-    """A convolution of `Handwritten`, which computes in `dtype` and adds its bias in float32.
+    """A convolution of `NatureAsShipped`, which computes in `dtype` and adds its bias in float32.
 
-    It is not `layers.Conv`: an edit of that layer must not change `Handwritten` as well.
+    It is not `layers.Conv`: an edit of that layer must not change `NatureAsShipped` as well.
     """
 
     features: int
