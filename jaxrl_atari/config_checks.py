@@ -35,8 +35,10 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
     resolved_options(config)
     module = make_module(config.network, num_actions=1)
     length = config.ppo.rollout_length
+    # Abstract, as all that follows: an array would start JAX's back end, before `limit_jax`.
+    has_memory = is_recurrent(jax.eval_shape(lambda: initial_carry(module, 1)))
     require(
-        config.ppo.minibatch_size % (length * devices) == 0 or not is_recurrent(initial_carry(module, 1)),
+        config.ppo.minibatch_size % (length * devices) == 0 or not has_memory,
         "ppo.minibatch_size",
         config.ppo.minibatch_size,
         expected=f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
@@ -54,10 +56,7 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
 
 
 def _has_max_pooling(module: nn.Module) -> bool:
-    """Whether the program of a network takes the maximum over windows.
-
-    Everything here is abstract: an array would start JAX's back end, before `limit_jax`.
-    """
+    """Whether the program of a network takes the maximum over windows."""
 
     def outputs(key: jax.Array) -> Outputs:
         return apply_module(module, init_params(module, key), empty_observation(module))

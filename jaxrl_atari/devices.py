@@ -12,10 +12,10 @@ import jax
 
 from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
-from jaxrl_atari.hardware.gpus import gpu_provider
+from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
 from jaxrl_atari.option_forms import GpuOption
 
 
@@ -51,10 +51,15 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
 
     Raises:
         ConfigError: this machine lacks a device, or JAX has already started without it.
+        UserError: JAX cannot start on a GPU, because other processes hold its memory, or in one process of several.
     """
     chosen = limit_jax(devices, field)
     found = start_gpus()
     if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
+        if devices.distributed:  # the others would learn on GPUs
+            raise UserError(
+                f"devices.distributed: {visible_gpus().why_none}; with devices.gpu = false, all use CPUs"
+            )
         chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
     learner = learner_devices(devices, chosen, found, field)
     _require_device_in_each_process(devices, learner)

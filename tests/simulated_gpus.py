@@ -37,6 +37,9 @@ class SimulatedGpus:
         count = len(self.visible_gpus().gpus)
         return [device for _, devices in processes for device in list(devices)[1 : count + 1]]
 
+    def is_full(self):
+        return False
+
     def index(self, device):
         return device.local_hardware_id - 1
 

@@ -66,9 +66,15 @@ def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
     assert machine.started == [{"jax_cuda_visible_devices": "all", "XLA_FLAGS": f"{own} {DETERMINISTIC}"}]
 
 
-def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(tmp_path):
-    error = "INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY"
-    result = FakeMachine(tmp_path).python(*TINY, "--output-dir", tmp_path, FAKE_CUDA_ERROR=error)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"FAKE_CUDA_ERROR": "INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY"},
+        {"FAKE_TAKEN_GIB": "23.9"},  # XLA logs each device's error, and raises one that does not name it
+    ],
+)
+def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(how, tmp_path):
+    result = FakeMachine(tmp_path).python(*TINY, "--output-dir", tmp_path, **how)
     assert result.returncode == 2
     assert "other processes hold its memory; wait for them, lower their devices.memory_fraction" in result.stderr
     assert "Traceback" not in result.stderr
@@ -112,6 +118,34 @@ def test_a_process_of_several_starts_the_gpus_that_jax_local_device_ids_names(tm
     assert machine.started == [{"jax_cuda_visible_devices": "2,3", FRACTION_VARIABLE: "0.25"}], result.stderr
 
 
+def test_a_process_of_several_starts_all_its_gpus_whatever_the_cluster_says(tmp_path):
+    """From a cluster alone, JAX would take one GPU: the one whose index is the local rank."""
+    machine = FakeMachine(tmp_path, gpus=4)
+    address = free_address()
+    cluster = {"OMPI_MCA_orte_hnp_uri": f"1.0;tcp://{address}", "OMPI_COMM_WORLD_SIZE": "1"}
+    ranks = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
+    code = (
+        "import sys; from jaxrl_atari.devices import *; from jaxrl_atari.hardware.distributed import "
+        "join_processes;"
+        "devices = DevicesConfig(gpu=True, distributed=True, coordinator=sys.argv[1], num_processes=1,"
+        "process_index=0); join_processes(devices); place(devices)"
+    )
+    result = machine.python("-c", code, address, CUDA_VISIBLE_DEVICES="1,3", **cluster, **ranks)
+    (started,) = machine.started
+    assert started["jax_cuda_visible_devices"] == "0,1", result.stderr
+
+
+def test_a_process_of_several_does_not_train_on_the_cpu_alone(tmp_path):
+    code = (
+        "import sys; from jaxrl_atari.devices import *; from jaxrl_atari.hardware.distributed import "
+        "join_processes;"
+        "devices = DevicesConfig(distributed=True, coordinator=sys.argv[1], num_processes=1,"
+        "process_index=0); join_processes(devices); place(devices)"
+    )
+    result = FakeMachine(tmp_path).python("-c", code, free_address())
+    assert "UserError: devices.distributed: JAX cannot start on a GPU" in result.stderr
+
+
 def test_questions_start_nothing(tmp_path):
     machine = FakeMachine(tmp_path)
     code = (
@@ -126,21 +160,29 @@ def test_questions_start_nothing(tmp_path):
     assert result.returncode == 0
 
 
-@pytest.mark.parametrize("name", ["nature", "nature_lstm", "impala"])
-def test_checks_of_a_config_start_nothing(name, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "minibatch_size", "refused"),
+    [
+        ("nature", 256, []),
+        ("nature_lstm", 256, []),
+        ("nature_lstm", 64, ["ppo.minibatch_size"]),
+        ("impala", 256, ["devices.deterministic"]),
+    ],
+)
+def test_checks_of_a_config_start_nothing(name, minibatch_size, refused, tmp_path):
     """The flags of `devices.deterministic` must come before JAX starts."""
     machine = FakeMachine(tmp_path)
     code = (
         "import sys, jax; from jax._src import xla_bridge; from jaxrl_atari.config import *;"
         "from jaxrl_atari.config_checks import check_names_and_minibatches;"
         "from jaxrl_atari.errors import UserError;"
-        "config = Config(network=NetworkConfig(name=sys.argv[1]), devices=DevicesConfig(deterministic=True))\n"
+        "config = Config(network=NetworkConfig(name=sys.argv[1]), devices=DevicesConfig(deterministic=True),"
+        "ppo=PPOConfig(minibatch_size=int(sys.argv[2])))\n"
         "try: check_names_and_minibatches(config)\n"
         "except UserError as error: print(error)\n"
         "print(xla_bridge.backends_are_initialized())"
     )
-    result = machine.python("-c", code, name)
-    refused = ["devices.deterministic"] if name == "impala" else []
+    result = machine.python("-c", code, name, minibatch_size)
     assert [line.split()[0] for line in result.stdout.splitlines()] == [*refused, "False"], result.stderr
     assert machine.started == []
 

@@ -211,7 +211,8 @@ def start_gpus() -> list[jax.Device]:
     try:
         return gpu_provider().start()
     except RuntimeError as error:
-        if NO_MEMORY.search(str(error)):
+        # XLA can raise an error that does not name the memory, although it was the cause.
+        if gpu_provider().is_full() or NO_MEMORY.search(str(error)):
             raise UserError(
                 f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; "
                 "wait for them, lower their devices.memory_fraction, or choose another GPU with devices.gpu"

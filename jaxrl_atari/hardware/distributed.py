@@ -3,6 +3,7 @@
 In a single process, `sum_over_processes`, `gather_rows` and `agree` return their argument. They start no back end.
 """
 
+import os
 import re
 import socket
 from multiprocessing.pool import ThreadPool
@@ -27,7 +28,7 @@ def join_processes(devices: DevicesConfig) -> None:
     Raises:
         UserError: the options do not say where the other processes are, or process 0 cannot use its port.
     """
-    limit_jax(devices)
+    chosen = limit_jax(devices)
     coordinator = devices.coordinator
     count = devices.num_processes
     if coordinator is not None:
@@ -49,6 +50,8 @@ def join_processes(devices: DevicesConfig) -> None:
         "process_id": devices.process_index,
         "initialization_timeout": WAIT_SECONDS,
     }
+    if "JAX_LOCAL_DEVICE_IDS" not in os.environ and chosen.used:
+        options["local_device_ids"] = chosen.used  # a cluster manager would give one GPU to each process
     try:
         with ThreadPool(1) as thread:  # JAX waits in C++, where the main thread would answer no signal
             joined = thread.apply_async(jax.distributed.initialize, kwds=options)

@@ -7,6 +7,7 @@ CUDA is told to do the same (CUDA_DEVICE_ORDER). Tests replace NVML and CUDA by 
 
 import contextlib
 import importlib.metadata
+import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
@@ -20,6 +21,9 @@ from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.imports import import_inherited
 
 nvml: Any = pynvml  # its type annotations are incomplete
+
+MEMORY_TO_START = 0.5 * 2**30
+"""Free memory of a GPU in bytes, below which CUDA may not start: about that of a context."""
 
 
 class Gpu(NamedTuple):
@@ -62,6 +66,10 @@ class GpuProvider(Protocol):
         """Starts JAX and returns the GPUs of all processes. Raises RuntimeError if JAX cannot start on them."""
         ...
 
+    def is_full(self) -> bool:
+        """Whether other processes have left too little memory for JAX to start on one of the GPUs of `limit`."""
+        ...
+
     def index(self, device: jax.Device) -> int:
         """The index, among the visible GPUs, of a device of this process that `start` has returned."""
         ...
@@ -72,6 +80,7 @@ class NvidiaGpus:
 
     def __init__(self) -> None:
         self._why_forbidden = ""
+        self._used: Collection[int] | None = None  # those of `limit`; None: all visible ones
 
     def visible_gpus(self) -> VisibleGpus:
         """See `GpuProvider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
@@ -101,6 +110,7 @@ class NvidiaGpus:
 
     def limit(self, used: Collection[int]) -> None:
         """See `GpuProvider`."""
+        self._used = used
         if len(used) < len(self.visible_gpus().gpus):
             jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
@@ -110,6 +120,12 @@ class NvidiaGpus:
     def start(self) -> list[jax.Device]:
         """See `GpuProvider`."""
         return jax.devices("gpu")
+
+    def is_full(self) -> bool:
+        """See `GpuProvider`."""
+        gpus = self.visible_gpus().gpus
+        used = [gpu for index, gpu in enumerate(gpus) if self._used is None or index in self._used]
+        return any(_free_memory(gpu) < MEMORY_TO_START for gpu in used)
 
     def index(self, device: jax.Device) -> int:
         """See `GpuProvider`. `local_hardware_id` is CUDA's index, which also counts GPUs that JAX may not use."""
@@ -211,6 +227,14 @@ def _gpu(handle: Any) -> Gpu:
     with contextlib.suppress(nvml.NVMLError):  # a GPU that shares its CPU's memory reports none
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
+
+
+def _free_memory(gpu: Gpu) -> float:
+    """The free memory of a GPU in bytes; infinite if NVML does not tell."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free
+    except nvml.NVMLError:
+        return math.inf
 
 
 def _mig_slice(name: str) -> Gpu | None:

@@ -1,7 +1,7 @@
 """A stand-in for NVML: a machine with FAKE_GPUS GPUs of 24 GiB; GPU i is 10 i percent busy and uses i GiB.
 
 The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting
-gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`.
+gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`. Other processes take FAKE_TAKEN_GIB of each GPU.
 """
 
 import os
@@ -62,7 +62,9 @@ def nvmlDeviceGetName(handle):
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(total=24 << 30, used=(0.5 if handle == "MIG-slice" else handle) * 2**30)
+    total, used = 24 << 30, (0.5 if handle == "MIG-slice" else handle) * 2**30
+    taken = float(os.environ.get("FAKE_TAKEN_GIB", 0)) * 2**30  # by other processes
+    return SimpleNamespace(total=total, used=used + taken, free=total - used - taken)
 
 
 def _board(handle):
