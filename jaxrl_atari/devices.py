@@ -51,15 +51,14 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
 
     Raises:
         ConfigError: this machine lacks a device, or JAX has already started without it.
-        UserError: JAX cannot start on a GPU, because other processes hold its memory, or in one process of several.
+        UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
     chosen = limit_jax(devices, field)
     found = start_gpus()
     if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
         if devices.distributed:  # the others would learn on GPUs
-            raise UserError(
-                f"devices.distributed: {visible_gpus().why_none}; with devices.gpu = false, all use CPUs"
-            )
+            why = visible_gpus().why_none
+            raise UserError(f"devices.distributed: {why}; mend it, or use --devices.gpu false in all processes")
         chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
     learner = learner_devices(devices, chosen, found, field)
     _require_device_in_each_process(devices, learner)

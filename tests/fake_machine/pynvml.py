@@ -1,7 +1,7 @@
 """A stand-in for NVML: a machine with FAKE_GPUS GPUs of 24 GiB; GPU i is 10 i percent busy and uses i GiB.
 
 The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting
-gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`. Other processes take FAKE_TAKEN_GIB of each GPU.
+gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`. Other processes hold FAKE_TAKEN_GIB of each.
 """
 
 import os
