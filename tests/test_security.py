@@ -19,6 +19,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.__main__ import main as report
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import describe, field_values, other_versions, read_config
+from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import meta_file
 from jaxrl_atari.runs.reading import is_finished, logged_env_steps, read_metrics
 from jaxrl_atari.suite.sweep import read_plan
@@ -175,6 +176,18 @@ def test_the_report(name, values, data, tmp_path):
     (run_dir / name).write_bytes(data.draw(hostile_files(values) | st.just(DEEP)))
     one_line_or_result(report, [str(run_dir)])
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "session_0/evaluation_8.json"])
+def test_a_number_that_is_too_large_for_a_float_is_damage(name, tmp_path):
+    run_dir = tmp_path / "run"
+    write_metrics(run_dir / "session_0", table([1.0, 2.0]))
+    (run_dir / "config.json").write_text(json.dumps(describe(CONFIG)))
+    values = {"checkpoint": "best", "env_steps": 8, "mean": 10**400, "std": 0.5, "episodes": 2, "returns": [1.0]}
+    (run_dir / name).write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="a number of 401 digits"):
+        read_json(run_dir / name)
+    one_line_or_result(report, [str(run_dir)])
 
 
 @fuzz

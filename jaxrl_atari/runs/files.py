@@ -97,12 +97,22 @@ def read_json(path: Path) -> dict[str, Any]:
         ValueError: it holds something else, or is damaged.
     """
     try:
-        values = json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes(), parse_int=_whole_number)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return values
+
+
+def _whole_number(digits: str) -> int:
+    """A whole number of a JSON file. Raises ValueError if it is too large for a float: no value of ours is."""
+    number = int(digits)
+    try:
+        float(number)
+    except OverflowError as error:
+        raise ValueError(f"a number of {len(digits)} digits") from error
+    return number
 
 
 def read_result(path: Path, **kinds: type) -> dict[str, Any]:
