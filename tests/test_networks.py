@@ -418,7 +418,7 @@ def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):
     monkeypatch.setattr(networks, "NatureActorCritic", type("Again", (NatureActorCritic,), {}))  # none is kept
     network = make_network(NetworkConfig(), ACTIONS, "cpu")
     assert not by_hand(network)
-    assert f"Again {NOT_COMPARED}NotImplementedError: no such): on a CPU" in network.advice
+    assert f"Again {NOT_COMPARED}NotImplementedError: no such): on the CPU that we measured" in network.advice
     assert "edited" not in network.advice
 
 
