@@ -82,15 +82,18 @@ class DataParallel:
 
         return jax.tree.map(row, tree)
 
-    def differing_leaf(self, tree: Any) -> str | None:
+    def differing_leaf(self, tree: Any, *, but_for_rounding: bool = False) -> str | None:
         """The path of the first leaf of a tree that differs from device to device; None if all are equal.
 
-        Floats are equal up to rounding (`jnp.allclose`), in which devices may differ. All processes must call it,
-        and each gets the same answer.
+        All processes must call it, and each gets the same answer.
+
+        Args:
+            but_for_rounding: floats that `jnp.allclose` finds equal do not differ.
         """
         if len(self) == 1 or not jax.tree.leaves(tree):
             return None
-        differs = jax.pmap(_differs, axis_name=AXIS, devices=self.devices)(tree)
+        compare = partial(_differs, but_for_rounding=but_for_rounding)
+        differs = jax.pmap(compare, axis_name=AXIS, devices=self.devices)(tree)
         answers = jax.device_get(self.local_part(differs, 0))
         for path, answer in jax.tree_util.tree_leaves_with_path(answers):
             if answer:
@@ -98,13 +101,14 @@ class DataParallel:
         return None
 
 
-def _differs(tree: Any) -> Any:
+def _differs(tree: Any, but_for_rounding: bool) -> Any:
     """For each leaf, whether it differs on any device from that of the first: bool []. Runs on each device."""
     is_first = lax.axis_index(AXIS) == 0
 
     def differs(x: jax.Array) -> jax.Array:
         of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
-        same = jnp.allclose if jnp.issubdtype(x.dtype, jnp.floating) else jnp.array_equal
+        rounds = but_for_rounding and jnp.issubdtype(x.dtype, jnp.floating)
+        same = jnp.allclose if rounds else jnp.array_equal
         return lax.psum(~same(x, of_first, equal_nan=True), AXIS) > 0
 
     return jax.tree.map(differs, tree)
