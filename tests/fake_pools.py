@@ -1,8 +1,17 @@
 """Pools without an emulator, and a pool that records another one, with the interface of `envs.EnvPool`."""
 
+import jax
 import numpy as np
 
 from jaxrl_atari.envs.pool import EnvStep
+from jaxrl_atari.envs.protocols import PROTOCOLS
+from jaxrl_atari.rollout import EnvGroup
+
+
+def group_of(pool, network, length, first_env=0, rules=PROTOCOLS["v5"]):
+    """A group with a pool, whose policy acts on the first CPU device, in rollouts of so many steps."""
+    cpu = jax.devices("cpu")[0]
+    return EnvGroup(pool, network, rollout_length=length, device=cpu, rules=rules, first_env=first_env)
 
 
 class FakePool:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fake_pools import Corridor, FakePool
+from fake_pools import Corridor, FakePool, group_of
 from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari import network_interface, register_algorithm, register_network
@@ -21,7 +21,6 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
-from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.minibatches import observe
@@ -30,7 +29,7 @@ from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.registry import ALGORITHMS
-from jaxrl_atari.rollout import EnvGroup, collect
+from jaxrl_atari.rollout import collect
 from jaxrl_atari.session_arrays import first_arrays
 from jaxrl_atari.traced_options import as_numbers
 from jaxrl_atari.trials.sessions import compile_key
@@ -43,9 +42,7 @@ KEY = jax.random.key(7)
 
 
 def collected(network, params, envs=ENVS, seed=0):
-    group = EnvGroup(
-        Corridor(envs, seed), network, rollout_length=LENGTH, device=jax.devices("cpu")[0], rules=PROTOCOLS["v5"]
-    )
+    group = group_of(Corridor(envs, seed), network, LENGTH)
     for number in range(2):  # in the second rollout games are in progress
         rollout = collect([[group]], [params], jax.random.fold_in(KEY, number)).rollouts[0]
     return rollout
@@ -827,9 +824,7 @@ def games_won(name, seed, updates=80):
     params, network = make(FeedForward, Chain.num_actions, seed)
     state = init_train_state(params, config, algorithm, jax.random.key(seed))
     step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
-    group = EnvGroup(
-        Chain(16, seed=0), network, rollout_length=64, device=jax.devices("cpu")[0], rules=PROTOCOLS["v5"]
-    )
+    group = group_of(Chain(16, seed=0), network, 64)
     won = []
     for number in range(updates):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))

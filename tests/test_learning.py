@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_pools import Corridor
+from fake_pools import Corridor, group_of
 
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, LogConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import init_params, make_module
 from jaxrl_atari.ppo import PPO
-from jaxrl_atari.rollout import EnvGroup, collect
+from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.update import init_train_state, update
@@ -34,13 +33,7 @@ def test_learns_to_walk_to_the_lamp():
         jax.random.key(0),
     )
     learn = jax.jit(partial(update, apply=network.apply, algorithm=PPO), donate_argnums=0)
-    group = EnvGroup(
-        Corridor(num_envs, seed=0),
-        network,
-        rollout_length=length,
-        device=jax.devices("cpu")[0],
-        rules=PROTOCOLS["v5"],
-    )
+    group = group_of(Corridor(num_envs, seed=0), network, length)
     means = []
     for number in range(20):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))

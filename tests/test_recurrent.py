@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_pools import FakePool, NoisePool
+from fake_pools import FakePool, NoisePool, group_of
 from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari.algorithm import Mean
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.minibatches import apply_to_rollout, draw_minibatches, observe
 from jaxrl_atari.ppo import PPO
-from jaxrl_atari.rollout import EnvGroup, collect
+from jaxrl_atari.rollout import collect
 from jaxrl_atari.update import init_train_state, update
 
 
@@ -29,21 +28,11 @@ def perturbed(params):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
     """Over three rollouts with ends of games, for every minibatch: log_prob, value and bootstrap value."""
-    length, num_envs, cpu = 16, 8, jax.devices("cpu")[0]
+    length, num_envs = 16, 8
     params, network = make(Recurrent, NoisePool.num_actions)
     params = perturbed(params)
     size = num_envs // groups
-    made = [
-        EnvGroup(
-            NoisePool(size, seed=i),
-            network,
-            rollout_length=length,
-            device=cpu,
-            rules=PROTOCOLS["v5"],
-            first_env=i * size,
-        )
-        for i in range(groups)
-    ]
+    made = [group_of(NoisePool(size, seed=i), network, length, first_env=i * size) for i in range(groups)]
     config = PPOConfig(rollout_length=length, minibatch_size=2 * length, epochs=1)
     bootstrap = None
     for number in range(3):
@@ -111,13 +100,7 @@ def test_memory_pays(network):
     params, functions = make(network, 2)
     state = init_train_state(params, config, PPO, jax.random.key(0))
     learn = jax.jit(partial(update, apply=functions.apply, algorithm=PPO), donate_argnums=0)
-    group = EnvGroup(
-        Cue(num_envs, seed=0),
-        functions,
-        rollout_length=length,
-        device=jax.devices("cpu")[0],
-        rules=PROTOCOLS["v5"],
-    )
+    group = group_of(Cue(num_envs, seed=0), functions, length)
     means = []
     for number in range(60):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_pools import Corridor, NoisePool, Recorded
+from fake_pools import Corridor, NoisePool, Recorded, group_of
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
@@ -17,7 +17,7 @@ from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, init_params, make_module
-from jaxrl_atari.rollout import EnvGroup, act, begin_rollout, collect, empty_past
+from jaxrl_atari.rollout import act, begin_rollout, collect, empty_past
 from jaxrl_atari.runs.progress import EpisodeStatistics
 
 V5 = PROTOCOLS["v5"]
@@ -47,16 +47,7 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
-        groups.append(
-            EnvGroup(
-                pool,
-                network,
-                rollout_length=LENGTH,
-                device=jax.devices("cpu")[0],
-                rules=rules,
-                first_env=first_env,
-            )
-        )
+        groups.append(group_of(pool, network, LENGTH, first_env=first_env, rules=rules))
         first_env += pool.num_envs
     keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
     shards = np.array(groups).reshape(devices, -1).tolist()
@@ -214,11 +205,8 @@ def test_the_wait_for_the_update_is_no_time_of_the_policy():
 
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
-    cpu = jax.devices("cpu")[0]
     # The first one compiles.
-    groups = [
-        EnvGroup(kind(2, seed=0), network, rollout_length=2, device=cpu, rules=V5) for kind in (Corridor, Waiting)
-    ]
+    groups = [group_of(kind(2, seed=0), network, 2) for kind in (Corridor, Waiting)]
     groups[1].pool.waits = True
     collect([[groups[0]]], [params], jax.random.key(0))
     start = time.monotonic()
@@ -230,7 +218,7 @@ def test_a_rollout_writes_into_arrays_of_its_own():
     """On a CPU, `device_put` can share memory with NumPy, so the rollout before may still be read."""
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
-    group = EnvGroup(Corridor(2, seed=0), network, rollout_length=2, device=jax.devices("cpu")[0], rules=V5)
+    group = group_of(Corridor(2, seed=0), network, 2)
     collect([[group]], [params], jax.random.key(0))
     before = group.outcome
     collect([[group]], [params], jax.random.key(1))
