@@ -1,7 +1,7 @@
 """Runs the update on one learner device or on several, each with its part of the environments."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -92,13 +92,18 @@ class DataParallel:
         """
         if len(self) == 1 or not jax.tree.leaves(tree):
             return None
-        compare = partial(_differs, but_for_rounding=but_for_rounding)
-        differs = jax.pmap(compare, axis_name=AXIS, devices=self.devices)(tree)
+        differs = _compiled_differs(self.devices, but_for_rounding)(tree)
         answers = jax.device_get(self.local_part(differs, 0))
         for path, answer in jax.tree_util.tree_leaves_with_path(answers):
             if answer:
                 return jax.tree_util.keystr(path)
         return None
+
+
+@lru_cache(maxsize=8)
+def _compiled_differs(devices: tuple[jax.Device, ...], but_for_rounding: bool) -> Callable:
+    """`_differs` on these devices. The sessions of a process share it, so that it is compiled once."""
+    return jax.pmap(partial(_differs, but_for_rounding=but_for_rounding), axis_name=AXIS, devices=devices)
 
 
 def _differs(tree: Any, but_for_rounding: bool) -> Any:
