@@ -8,22 +8,12 @@ from contextlib import ExitStack
 
 import jax
 
-from jaxrl_atari.config import Config, EnvConfig
+from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.envs import make_pool
+from jaxrl_atari.envs.record import default_anchor_steps
 from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.rollout import EnvGroup
-
-
-def anchor_steps(env: EnvConfig) -> int:
-    """The interval of the anchors, in steps of each environment: as chosen, else 15,625, or more with 32 or more.
-
-    An anchor is a new seed, from which a game can be played again (`envs/record.py`). Seeding an emulator takes
-    0.1 s, while all environments wait. With 16 environments that is 0.8% of the time at 1,200 SPS, and more on a
-    faster machine. The interval doubles at 32 environments, triples at 48, and so on, so that 16 to 31 of them are
-    seeded in 15,625 steps.
-    """
-    return env.anchor_steps or 15_625 * max(1, env.num_envs // 16)
 
 
 def make_groups(
@@ -45,6 +35,7 @@ def make_groups(
     devices = len(placement.learner)
     per_device = env.num_groups or 1
     size = env.num_envs // (devices * per_device)
+    anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
 
     def make(learner: jax.Device, actor: jax.Device, number: int, pools: ExitStack) -> EnvGroup:
         first_env = (placement.learner.index(learner) * per_device + number) * size
@@ -54,7 +45,7 @@ def make_groups(
             first_env=first_env,
             num_threads=env.num_threads,
             rules=env.rules,
-            anchor_steps=0 if config.unrecorded_reason else anchor_steps(env),
+            anchor_steps=0 if config.unrecorded_reason else anchor_steps,
             first_step=first_step,
             gymnasium=env.gymnasium,
         )  # fmt: skip

@@ -34,6 +34,19 @@ class Segment(NamedTuple):
     frame_crc: np.ndarray  # uint32 [n], CRC-32 of each environment's frame after these steps
 
 
+def default_anchor_steps(num_envs: int) -> int:
+    """The interval of the anchors, in steps of each environment, if a config chooses none.
+
+    All environments wait while an emulator is seeded. With 16 environments and an interval of 15,625 steps, that
+    is 0.8% of the time at 1,200 SPS, and more on a faster machine. The interval doubles at 32 environments,
+    triples at 48, and so on, so that 16 to 31 of them are seeded in 15,625 steps.
+
+    Args:
+        num_envs: number of environments in the session.
+    """
+    return 15_625 * max(1, num_envs // 16)
+
+
 class GameRecord:
     """The seeds and actions of a pool's environments.
 
