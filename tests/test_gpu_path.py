@@ -14,6 +14,7 @@ import time
 from types import SimpleNamespace
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,9 +29,10 @@ from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.device_class import device_class
+from jaxrl_atari.hardware.distributed import join_processes
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
-from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
+from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, OLD_FRACTION_VARIABLE
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.session_arrays import first_arrays
@@ -130,9 +132,17 @@ def test_a_process_of_several_starts_all_its_gpus_whatever_the_cluster_says(tmp_
         "devices = DevicesConfig(gpu=True, distributed=True, coordinator=sys.argv[1], num_processes=1,"
         "process_index=0); join_processes(devices); place(devices)"
     )
-    result = machine.python("-c", code, address, CUDA_VISIBLE_DEVICES="1,3", **cluster, **ranks)
+    variables = {"CUDA_VISIBLE_DEVICES": "1,3", "JAX_LOCAL_DEVICE_IDS": ""}  # empty: as if it were unset
+    result = machine.python("-c", code, address, **variables, **cluster, **ranks)
     (started,) = machine.started
     assert started["jax_cuda_visible_devices"] == "0,1", result.stderr
+
+
+def test_processes_cannot_join_once_jax_has_started():
+    devices = DevicesConfig(gpu=False, distributed=True)
+    message = r"devices.distributed = True: expected to be set once in a process, before JAX starts; train in a fr"
+    with pytest.raises(ConfigError, match=message):
+        join_processes(devices)
 
 
 def test_a_process_of_several_does_not_train_on_the_cpu_alone(tmp_path):
@@ -173,14 +183,14 @@ def test_checks_of_a_config_start_nothing(name, minibatch_size, refused, tmp_pat
     """The flags of `devices.deterministic` must come before JAX starts."""
     machine = FakeMachine(tmp_path)
     code = (
-        "import sys, jax; from jax._src import xla_bridge; from jaxrl_atari.config import *;"
+        "import sys; from jaxrl_atari.hardware.jax_settings import has_started; from jaxrl_atari.config import *;"
         "from jaxrl_atari.config_checks import check_names_and_minibatches;"
         "from jaxrl_atari.errors import UserError;"
         "config = Config(network=NetworkConfig(name=sys.argv[1]), devices=DevicesConfig(deterministic=True),"
         "ppo=PPOConfig(minibatch_size=int(sys.argv[2])))\n"
         "try: check_names_and_minibatches(config)\n"
         "except UserError as error: print(error)\n"
-        "print(xla_bridge.backends_are_initialized())"
+        "print(has_started())"
     )
     result = machine.python("-c", code, name, minibatch_size)
     assert [line.split()[0] for line in result.stdout.splitlines()] == [*refused, "False"], result.stderr
@@ -199,18 +209,32 @@ def test_xla_knows_the_flags_of_determinism(tmp_path):
     assert "xla_gpu_deterministic_ops: true" in options.read_text()
 
 
-def test_what_needs_a_fresh_process(simulate, monkeypatch, request):
-    before = jax.config.jax_persistent_cache_enable_xla_caches
-    request.addfinalizer(lambda: jax.config.update("jax_persistent_cache_enable_xla_caches", before))
+def test_what_needs_a_fresh_process(simulate, monkeypatch):
     simulate(9)
     with pytest.raises(ConfigError, match=r"devices.gpu = 8: expected one of \[0.*6\], on which JAX has started"):
         pick_device(8)  # the tests have eight CPU devices
     with pytest.raises(ConfigError, match=r"devices.actor = 8: expected one of \[0.*6\], on which JAX"):
         place(DevicesConfig(actor=8))
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    for options in ({"deterministic": True}, {"memory_fraction": 0.5}):
-        with pytest.raises(ConfigError, match=r"expected to be set before JAX starts; train in a fresh process"):
-            limit_jax(DevicesConfig(**options))
+
+
+@pytest.mark.parametrize(
+    "options", [{"deterministic": True}, {"memory_fraction": 0.5}, {"memory_fraction": 0.3, "deterministic": True}]
+)
+def test_a_setting_that_comes_too_late_is_refused_and_changes_nothing(options, simulate, monkeypatch):
+    simulate(2)
+    # As JAX starts with JAX_PLATFORMS=cpu,cuda: its default device is the CPU.
+    monkeypatch.setattr(jax.extend.backend, "backends", lambda: dict.fromkeys(["cpu", "cuda"]))
+    monkeypatch.setenv(FRACTION_VARIABLE, "0.3")
+    monkeypatch.setenv(OLD_FRACTION_VARIABLE, "0.3")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+    def settings():
+        return dict(os.environ), dict(jax.config.values)
+
+    before = settings()
+    with pytest.raises(ConfigError, match=r"expected to be set before JAX starts; train in a fresh process"):
+        limit_jax(DevicesConfig(**options))
+    assert settings() == before
 
 
 # --- Where arrays are --------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@
 | memory | the share of a GPU's memory that JAX reserves |
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
-| jax_settings | settings of JAX and XLA that change numbers, and a check that JAX has not started yet |
+| jax_settings | settings of JAX and XLA that change numbers, and whether JAX has started |
 | tuning | memory, emulator threads and compiled programs of a process; nothing of this changes numbers |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.

@@ -16,8 +16,12 @@ from jaxrl_atari.checks import Limits, whole_number_variable
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.gpus import Gpu, VisibleGpus, forbid_gpu, gpu_provider, visible_gpus
-from jaxrl_atari.hardware.jax_settings import jax_config, use_deterministic_kernels
-from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction
+from jaxrl_atari.hardware.jax_settings import (
+    check_deterministic_kernels,
+    jax_config,
+    use_deterministic_kernels,
+)
+from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction, check_memory_fraction
 from jaxrl_atari.option_forms import GpuOption, gpu_index
 
 Device = TypeVar("Device")
@@ -185,9 +189,14 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     end: afterwards JAX keeps the devices that it has.
 
     Raises:
-        ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings.
+        ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings. Nothing has
+            been changed then.
     """
     chosen = choose_devices(devices, field)
+    check_memory_fraction(devices)
+    if devices.deterministic:
+        check_deterministic_kernels()
+    # Nothing is refused from here on.
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()

@@ -15,7 +15,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all, process_allga
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import limit_jax
-from jaxrl_atari.hardware.jax_settings import jax_config
+from jaxrl_atari.hardware.jax_settings import has_started, jax_config
 from jaxrl_atari.output import say
 
 WAIT_SECONDS = 24 * 3_600
@@ -26,20 +26,18 @@ def join_processes(devices: DevicesConfig) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
     Raises:
-        UserError: the options do not say where the other processes are, or process 0 cannot use its port.
+        ConfigError: JAX has started, this machine lacks the devices, or process 0 cannot use its port.
+        UserError: the options do not say where the other processes are.
     """
-    chosen = limit_jax(devices)
+    is_first = not jax.distributed.is_initialized() and not has_started()
+    expected = "to be set once in a process, before JAX starts"
+    require(is_first, "devices.distributed", True, expected, "train in a fresh process")
     coordinator = devices.coordinator
     count = devices.num_processes
     if coordinator is not None:
-        expected = "HOST:PORT of process 0"
-        require(re.fullmatch(r".+:\d+", coordinator), "devices.coordinator", coordinator, expected)
-        if devices.process_index == 0:  # without a free port, JAX crashes when the process ends
-            try:
-                socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
-            except (OSError, OverflowError) as error:
-                expected = "a free port of this machine"
-                raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
+        _check_coordinator(coordinator, is_here=devices.process_index == 0)
+    chosen = limit_jax(devices)
+    if coordinator is not None:
         everyone = f"all {count} processes" if count else "all processes"
         say(f"waiting for {everyone} at {coordinator}")
     # JAX's preemption service would swallow SIGTERM until a session handles it.
@@ -50,7 +48,7 @@ def join_processes(devices: DevicesConfig) -> None:
         "process_id": devices.process_index,
         "initialization_timeout": WAIT_SECONDS,
     }
-    if "JAX_LOCAL_DEVICE_IDS" not in os.environ and chosen.used:
+    if not os.environ.get("JAX_LOCAL_DEVICE_IDS") and chosen.used:
         options["local_device_ids"] = chosen.used  # a cluster manager would give one GPU to each process
     try:
         with ThreadPool(1) as thread:  # JAX waits in C++, where the main thread would answer no signal
@@ -63,6 +61,17 @@ def join_processes(devices: DevicesConfig) -> None:
             f"devices.distributed: {str(error).rstrip('.')}; it needs devices.coordinator HOST:PORT,"
             " devices.num_processes and devices.process_index, or a cluster manager that JAX knows"
         ) from error
+
+
+def _check_coordinator(coordinator: str, is_here: bool) -> None:
+    """Raises `ConfigError` unless `devices.coordinator` is HOST:PORT, with a port that is free if it is here."""
+    require(re.fullmatch(r".+:\d+", coordinator), "devices.coordinator", coordinator, "HOST:PORT of process 0")
+    if is_here:  # without a free port, JAX crashes when the process ends
+        try:
+            socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+        except (OSError, OverflowError) as error:
+            expected = "a free port of this machine"
+            raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
 
 
 def is_leader() -> bool:

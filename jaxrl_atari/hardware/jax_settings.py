@@ -1,9 +1,10 @@
-"""JAX's settings: its config, the settings that change numbers, and a check that JAX has not started yet."""
+"""JAX's settings: its config, the settings that change numbers, and whether JAX has started."""
 
 import os
 from typing import Any
 
 import jax
+import jax.extend
 
 from jaxrl_atari.errors import require
 from jaxrl_atari.hardware import cpu
@@ -24,28 +25,39 @@ NUMERIC = {
 """Settings of JAX that change numbers -> JAX's defaults."""
 
 
-def require_not_started(field: str, value: Any) -> None:
-    """Raises `ConfigError` if JAX has started on a GPU, which is too late for the option `field`.
+def has_started() -> bool:
+    """Whether JAX has started its back end in this process.
 
-    JAX has no public way to ask whether it has started, but then refuses to change the number of CPU devices.
+    JAX has no public way to ask, but once it has started, it refuses to change the number of CPU devices.
     """
     count = jax_config.jax_num_cpu_devices
     try:
         jax_config.update("jax_num_cpu_devices", count + 1)
-        jax_config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        expected = "to be set before JAX starts"
-        hint = "train in a fresh process, or leave it out"
-        require(jax.default_backend() == "cpu", field, value, expected, hint)
+        return True
+    jax_config.update("jax_num_cpu_devices", count)
+    return False
+
+
+def require_not_started(field: str, value: Any) -> None:
+    """Raises `ConfigError` if JAX has started on a GPU, which is too late for the option `field`."""
+    uses_gpu = has_started() and set(jax.extend.backend.backends()) != {"cpu"}
+    hint = "train in a fresh process, or leave it out"
+    require(not uses_gpu, field, value, "to be set before JAX starts", hint)
+
+
+def check_deterministic_kernels() -> None:
+    """Raises `ConfigError` if JAX has started on a GPU without `DETERMINISTIC`."""
+    if DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+        require_not_started("devices.deterministic", True)
 
 
 def use_deterministic_kernels() -> None:
-    """Adds `DETERMINISTIC` to XLA_FLAGS. Raises `ConfigError` if JAX has started on a GPU without this flag."""
+    """Adds `DETERMINISTIC` to XLA_FLAGS. Call `check_deterministic_kernels` first."""
     # XLA reads its autotuning cache before it obeys the flag, and the keys of that cache do not include the flag.
     jax_config.update("jax_persistent_cache_enable_xla_caches", "none")
     flags = os.environ.get("XLA_FLAGS", "")
     if DETERMINISTIC not in flags:
-        require_not_started("devices.deterministic", True)
         os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}"  # if a flag appears twice, the last one wins
 
 

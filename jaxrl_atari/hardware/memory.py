@@ -60,20 +60,19 @@ def memory_fraction(
     return round(fraction, 4)
 
 
-def apply_memory_fraction(devices: DevicesConfig) -> None:
-    """Sets the memory fraction of this process.
-
-    Raises:
-        ConfigError: JAX has started on a GPU with another fraction.
-    """
+def check_memory_fraction(devices: DevicesConfig) -> None:
+    """Raises `ConfigError` if JAX has started on a GPU with another fraction than `devices.memory_fraction`."""
     fraction = devices.memory_fraction
-    if fraction is None:
-        return
-    # It is equal in the process of a slot, see `trials/slots.py`.
-    if os.environ.get(FRACTION_VARIABLE) != str(fraction):
+    # In the process of a slot (`trials/slots.py`), the variable has this value from the start.
+    if fraction is not None and os.environ.get(FRACTION_VARIABLE) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
-        os.environ[FRACTION_VARIABLE] = str(fraction)
-    os.environ.pop(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
+
+
+def apply_memory_fraction(devices: DevicesConfig) -> None:
+    """Sets the memory fraction of this process. Call `check_memory_fraction` first."""
+    if devices.memory_fraction is not None:
+        os.environ[FRACTION_VARIABLE] = str(devices.memory_fraction)
+        os.environ.pop(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
 
 
 def do_not_preallocate() -> None:
