@@ -55,7 +55,7 @@ from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment
 from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK, gather_stacks, next_age
-from jaxrl_atari.hardware.distributed import gather_rows, sum_over_processes
+from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
 from jaxrl_atari.network_interface import Network, Observation
 
 # --- The loop ----------------------------------------------------------------------------------------------------
@@ -123,19 +123,8 @@ def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[Finishe
         games: those of this process, by their steps in the rollout.
         first_step: step of the session with which the rollout began.
     """
-    rows = gather_rows(np.array(games, np.float64).reshape(-1, len(FinishedGame._fields)))
-    # From other processes they come in float32, which is exact for whole numbers up to 16,777,216.
-    everywhere = [FinishedGame(*row) for row in rows.tolist()]
-    return sorted(
-        FinishedGame(
-            step=first_step + int(game.step),
-            env=int(game.env),
-            episode_return=game.episode_return,
-            length=int(game.length),
-            truncated=bool(game.truncated),
-        )
-        for game in everywhere
-    )
+    everywhere = [FinishedGame(*game) for game in gather_items(games)]
+    return sorted(game._replace(step=first_step + game.step) for game in everywhere)
 
 
 # --- A group of environments, on the host ------------------------------------------------------------------------

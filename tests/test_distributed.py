@@ -182,10 +182,10 @@ devices = DevicesConfig(
     data_parallel="all", distributed=True, coordinator=argv[1], num_processes=2, process_index=int(argv[2])
 )
 join_processes(devices)
-rows = gather_rows(np.full((2 + 3 * int(argv[2]), 2), argv[2], np.float32))
+items = gather_items([(2**24 + 1, 0.1, argv[2])] * (2 + 3 * int(argv[2])))
 placement = place(devices)
 ids = [device.id for device in (*placement.learner, *placement.actors, placement.evaluator)]
-print("placed", is_leader(), agree(argv[2]), sum_over_processes(4), rows[:, 1].tolist(), *ids, flush=True)
+print("placed", is_leader(), agree(argv[2]), sum_over_processes(4), items, *ids, flush=True)
 """
 
 
@@ -201,9 +201,9 @@ def test_two_processes_on_one_host_have_gpus_of_their_own():
             child.kill()
             child.wait()
     lines = [line for line in printed.splitlines() if line.startswith("placed")]  # Gloo prints as well
-    rows = [0.0] * 2 + [1.0] * 5
+    items = [[16_777_217, 0.1, "0"]] * 2 + [[16_777_217, 0.1, "1"]] * 5  # float32 has neither number
     # JAX numbers the CPU devices of process 1 from 2048 on; the first one of each process is the CPU.
-    assert lines == [f"placed True 0 8 {rows} 1 2049 1 0", f"placed False 0 8 {rows} 1 2049 2049 2048"], printed
+    assert lines == [f"placed True 0 8 {items} 1 2049 1 0", f"placed False 0 8 {items} 1 2049 2049 2048"], printed
 
 
 def test_each_process_needs_a_device(monkeypatch):

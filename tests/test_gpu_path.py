@@ -161,7 +161,7 @@ def test_questions_start_nothing(tmp_path):
     code = (
         "import jax, numpy as np; from jaxrl_atari.hardware.distributed import *;"
         "from jaxrl_atari.hardware.choice import limit_jax; limit_jax(DevicesConfig(gpu=0));"
-        "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_rows(np.zeros((2, 3)))),"
+        "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_items([3, 5])),"
         "jax.config.jax_platforms); jax.config.update('jax_num_cpu_devices', 3)"  # refused once JAX has started
     )
     result = machine.python("-c", code, JAX_PLATFORMS="cuda")

@@ -1,12 +1,16 @@
 """Several processes that learn together (`devices.distributed`): joining, sums, and agreement.
 
-In a single process, `sum_over_processes`, `gather_rows` and `agree` return their argument. They start no back end.
+In a single process, `sum_over_processes`, `gather_items` and `agree` return their argument, and start no back end.
 """
 
+import itertools
+import json
 import os
 import re
 import socket
+from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
+from typing import Any
 
 import jax
 import numpy as np
@@ -90,19 +94,22 @@ def sum_over_processes(count: int) -> int:
         return int(process_allgather(np.int32(count)).sum())
 
 
-def gather_rows(rows: np.ndarray) -> np.ndarray:
-    """The rows `[n, k]` of all processes, in the order of the processes.
+def gather_items(items: Sequence[Any]) -> Sequence[Any]:
+    """The items of all processes, in the order of the processes.
 
-    n may differ between processes. Several processes return float32; a single one returns its argument.
+    They travel as JSON, which keeps whole numbers and floats exactly. A tuple comes back as a list. The number of
+    items may differ between processes.
     """
     if not jax.distributed.is_initialized():
-        return rows
+        return items
+    text = np.frombuffer(json.dumps(items).encode(), np.uint8)
     with jax.transfer_guard("allow"):
-        counts = process_allgather(np.int32(len(rows)))
-        longest = int(counts.max())
-        padding = 2 ** longest.bit_length() - len(rows)  # up to a power of 2, so that few sizes are compiled
-        everywhere = process_allgather(np.pad(rows.astype(np.float32), ((0, padding), (0, 0))))
-    return everywhere[np.arange(everywhere.shape[1]) < counts[:, None]]
+        lengths = process_allgather(np.int32(len(text)))
+        longest = int(lengths.max())
+        padding = 2 ** longest.bit_length() - len(text)  # up to a power of 2, so that few sizes are compiled
+        texts = process_allgather(np.pad(text, (0, padding)))
+    parts = [json.loads(bytes(each[:length])) for each, length in zip(texts, lengths, strict=True)]
+    return list(itertools.chain(*parts))
 
 
 def agree(text: str) -> str:
