@@ -9,7 +9,7 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -20,9 +20,17 @@ from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.devices import learner_devices, local_gpus
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.choice import choose_devices, limit_jax, start_gpus
-from jaxrl_atari.hardware.gpus import driver_version, gpu_packages, visible_gpus
+from jaxrl_atari.hardware.choice import choose_device, choose_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.gpus import (
+    VisibleGpus,
+    driver_version,
+    forbid_gpu,
+    gpu_packages,
+    gpu_provider,
+    visible_gpus,
+)
 from jaxrl_atari.hardware.memory import do_not_preallocate
+from jaxrl_atari.option_forms import GpuOption
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.update_memory import memory_report
 
@@ -36,54 +44,88 @@ class Options(FromConfig):
 
 
 class FaultyDevices(UserError):
-    """The NVIDIA driver or a device fails."""
+    """The NVIDIA driver or a device fails, or other processes hold the memory of a GPU."""
 
     exit_status = 1
 
 
-def _print_report(config: Config, *, with_memory: bool, can_train: bool) -> list[str]:
+def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     """Prints the report.
 
-    A fault is a driver or a device that fails, and gives status 1. A problem is a fault, or GPUs that stay unused
-    because JAX's plugin is missing.
+    A fault is a driver or a device that fails, or a GPU whose memory other processes hold. It gives status 1. A
+    problem is a fault, or GPUs that stay unused because JAX's plugin is missing.
 
     Args:
         config: its `devices` are those whose memory is reported.
         with_memory: without a fault, also report the memory that training with the config needs.
-        can_train: whether this machine has the devices that the config demands; if not, an error follows.
 
     Returns:
-        The faults.
+        The error with which the command ends: what keeps this machine from training with the config, or
+        `FaultyDevices`. None: there is none.
     """
+    error = _error_of(lambda: choose_devices(config.devices))  # the report may tell why
     visible = visible_gpus()
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
-    limit_jax(DevicesConfig(data_parallel="all", memory_fraction=config.devices.memory_fraction))
-    found = start_gpus()
-    gpus = local_gpus(found)
+    gpus, start_faults, full = _start(config.devices.memory_fraction)
 
     faults = [*visible.failing]
     if visible.fault == "driver":
         faults.append(visible.why_none)
-    missing = [str(index) for index in range(len(visible.gpus)) if index not in gpus]
-    if missing:  # if JAX could not start on any, none is visible any more
-        faults.append(visible_gpus().why_none or f"JAX has started without GPU {', '.join(missing)}")
+    faults += start_faults
     faults += _try_devices([*gpus.values(), jax.devices("cpu")[0]])
     if not visible.gpus and visible.fault is None:
         say(f"no GPU: {visible.why_none}")
 
-    _print_choices(found)
-    if with_memory and not faults:
-        say(_memory_text(config, found))
+    for option in ("auto", True, False, *range(len(visible.gpus))):
+        device = _session_device(option, visible, gpus, full)
+        say(f"devices.gpu = {str(option).lower():6}{device}")
+    if with_memory and not faults and error is None:
+        error = _error_of(lambda: say(_memory_text(config, list(gpus.values()))))
 
     problems = [*faults]
     if visible.fault == "plugin":
         problems.append(visible.why_none)
     for problem in problems:
         say(f"problem: {problem}")
-    if not problems and can_train:
+    if not problems and error is None:
         say("no problem found")
-    return faults
+    if faults and error is None:
+        error = FaultyDevices(f"{counted(len(faults), 'problem')} of the driver or a device, listed above")
+    return error
+
+
+def _error_of(action: Callable[[], object]) -> UserError | None:
+    """Calls a function. Returns the `UserError` that it raises, so that the report goes on."""
+    try:
+        action()
+    except UserError as error:
+        return error
+    return None
+
+
+def _start(memory_fraction: float | None) -> tuple[dict[int, jax.Device], list[str], set[int]]:
+    """Starts JAX on all visible GPUs.
+
+    Returns:
+        The GPUs on which it has started, by their indices; the faults of the others; and the indices of those
+        whose memory other processes hold.
+    """
+    chosen = limit_jax(DevicesConfig(data_parallel="all", memory_fraction=memory_fraction))
+    try:
+        gpus = local_gpus(start_gpus(chosen))
+    except UserError as error:  # other processes hold the memory
+        forbid_gpu(str(error))  # JAX can still start on the CPU
+        return {}, [str(error)], set(chosen.used)
+    missing = [index for index in chosen.used if index not in gpus]
+    full = {index for index in missing if gpu_provider().is_full(chosen.gpus[index])}
+    if missing and not gpus:
+        return {}, [visible_gpus().why_none], full
+    faults = []
+    for index in missing:
+        why = ": other processes hold its memory" if index in full else ""
+        faults.append(f"JAX has started without GPU {index}{why}")
+    return gpus, faults, full
 
 
 def _print_versions() -> None:
@@ -111,19 +153,26 @@ def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
     return faults
 
 
-def _print_choices(found: Sequence[jax.Device]) -> None:
-    """Prints the device that each value of `devices.gpu` picks.
+def _session_device(
+    option: GpuOption, visible: VisibleGpus, gpus: Mapping[int, jax.Device], full: Collection[int]
+) -> str:
+    """The device on which a session with this `devices.gpu` would learn, or `an error`; see `devices.place`.
 
     Args:
-        found: the GPUs on which JAX has started.
+        visible: the GPUs that a session finds.
+        gpus: those on which JAX can start, by their indices.
+        full: the indices of those whose memory other processes hold.
     """
-    for option in ("auto", True, False, *range(len(visible_gpus().gpus))):
-        devices = DevicesConfig(gpu=option)
-        try:
-            device = learner_devices(devices, choose_devices(devices), found)[0]
-        except UserError:
-            device = "an error"
-        say(f"devices.gpu = {str(option).lower():6}{device}")
+    cpu = jax.devices("cpu")[0]
+    try:
+        chosen = choose_device(option, visible, "devices.gpu")
+    except UserError:
+        return "an error"
+    if not isinstance(chosen, int):
+        return str(cpu)
+    if chosen in gpus:
+        return str(gpus[chosen])
+    return str(cpu) if option == "auto" and chosen not in full else "an error"
 
 
 def _memory_text(config: Config, found: Sequence[jax.Device]) -> str:
@@ -169,24 +218,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Its errors follow the report.
 
     Raises:
-        FaultyDevices: the driver or a device fails (status 1).
-        UserError: the config demands a device that this machine lacks (status 2).
+        FaultyDevices: the driver or a device cannot be used (status 1).
+        UserError: this machine cannot train with the config (status 2).
     """
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
-    config = options.config
-    lacking = None
-    try:
-        choose_devices(config.devices)
-    except UserError as error:  # this machine lacks a device that the config demands: the report may tell why
-        lacking = error
-    has_config = sources.config_file is not None or config != Config()
-    can_train = lacking is None
-    faults = _print_report(config, with_memory=has_config and can_train, can_train=can_train)
-    if lacking is not None:
-        raise lacking
-    if faults:
-        raise FaultyDevices(f"{counted(len(faults), 'fault')} of the driver or a device, listed above as problems")
+    has_config = sources.config_file is not None or options.config != Config()
+    error = _print_report(options.config, with_memory=has_config)
+    if error is not None:
+        raise error
 
 
 def run() -> None:

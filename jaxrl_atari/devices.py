@@ -54,7 +54,7 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
     chosen = limit_jax(devices, field)
-    found = start_gpus()
+    found = start_gpus(chosen)
     if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
         if devices.distributed:  # the others would learn on GPUs
             why = visible_gpus().why_none

@@ -37,7 +37,7 @@ class SimulatedGpus:
         count = len(self.visible_gpus().gpus)
         return [device for _, devices in processes for device in list(devices)[1 : count + 1]]
 
-    def is_full(self):
+    def is_full(self, gpu):
         return False
 
     def index(self, device):

@@ -344,16 +344,50 @@ def test_report_of_problems(variables, problem, tmp_path):
     assert "no problem found" not in result.stdout
 
 
-def test_the_report_names_the_gpu_that_jax_lacks(simulate, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("is_full", "problem", "auto"),
+    [
+        (False, "JAX has started without GPU 0", "cpu:0"),  # a session limits JAX to GPU 0, and falls back
+        (True, "JAX has started without GPU 0: other processes hold its memory", "an error"),
+    ],
+)
+def test_the_report_names_the_gpu_that_jax_lacks(is_full, problem, auto, simulate, monkeypatch, capsys):
     monkeypatch.setattr(SimulatedGpus, "start", lambda self: jax.devices("cpu")[2:3])  # GPU 1 of two
+    monkeypatch.setattr(SimulatedGpus, "is_full", lambda self, gpu: is_full)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     simulate(2)
-    with pytest.raises(device_report.FaultyDevices, match="1 fault of the driver or a device, listed above"):
+    with pytest.raises(device_report.FaultyDevices, match="1 problem of the driver or a device, listed above"):
         device_report.main([])
     lines = capsys.readouterr().out.splitlines()
-    assert "problem: JAX has started without GPU 0" in lines
-    for choice in ("auto  an error", "true  an error", "false cpu:0", "0     an error", "1     cpu:2"):
+    assert f"problem: {problem}" in lines
+    for choice in (f"auto  {auto}", "true  an error", "false cpu:0", "0     an error", "1     cpu:2"):
         assert f"devices.gpu = {choice}" in lines
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem", "auto"),
+    [
+        ({}, "JAX cannot start on a GPU: ", "cpu:0"),
+        ({"FAKE_TAKEN_GIB": "23.9"}, "JAX cannot start on the GPU (", "an error"),
+    ],
+)
+def test_the_report_says_what_a_session_does_where_jax_cannot_start(variables, problem, auto, tmp_path):
+    result = report(FakeMachine(tmp_path, gpus=2).python, "--config", "configs/qbert.py", **variables)
+    assert result.returncode == 1, result.stderr
+    assert result.stdout.count(f"problem: {problem}") == result.stdout.count(problem) == 1
+    for choice in (f"auto  {auto}", "true  an error", "false cpu:0", "0     an error", "1     an error"):
+        assert f"devices.gpu = {choice}\n" in result.stdout
+    assert "matrix product right" in result.stdout  # of the CPU
+
+
+def test_an_impossible_split_does_not_hide_the_problems(machine, monkeypatch, capsys):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setattr(gpus, "_jax_plugins", list)
+    with pytest.raises(ConfigError, match=r"devices.data_parallel = 8: expected a divisor of env.num_envs = 20"):
+        device_report.main(["--devices.data-parallel", "all", "--env.num-envs", "20"])
+    printed = capsys.readouterr().out
+    assert "problem: JAX's CUDA plugin is not installed" in printed
+    assert "no problem found" not in printed
 
 
 def test_the_memory_of_several_processes_is_that_of_one_device_of_all(simulate, monkeypatch, capsys):

@@ -30,7 +30,7 @@ ChosenDevice = int | Literal["cpu", "learner"]
 """Where something runs: the index of a visible GPU, the CPU, or the learner's devices."""
 
 
-def _chosen(option: GpuOption | Literal["learner"], visible: VisibleGpus, field: str) -> ChosenDevice:
+def choose_device(option: GpuOption | Literal["learner"], visible: VisibleGpus, field: str) -> ChosenDevice:
     """The device that an option means.
 
     | option | device |
@@ -104,9 +104,9 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     why_learner = f"{field} = {str(devices.gpu).lower()}"
     visible = VisibleGpus((), why_learner) if devices.gpu is False else visible_gpus()
     all_indices = range(len(visible.gpus))
-    first = _chosen(devices.gpu, visible, field)
-    actor = _chosen(devices.actor, visible, "devices.actor")
-    evaluator = _chosen(devices.evaluator, visible, "devices.evaluator")
+    first = choose_device(devices.gpu, visible, field)
+    actor = choose_device(devices.actor, visible, "devices.actor")
+    evaluator = choose_device(devices.evaluator, visible, "devices.evaluator")
     if devices.distributed:  # `data_parallel` counts the devices of all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
         require(gpu_index(devices.gpu) is None, field, devices.gpu, "no index with devices.distributed", hint)
@@ -209,19 +209,23 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     return chosen
 
 
-def start_gpus() -> list[jax.Device]:
+def start_gpus(chosen: DeviceChoice) -> list[jax.Device]:
     """Starts JAX and returns the GPUs of all processes. Without a GPU on which JAX can start, the list is empty.
+
+    Args:
+        chosen: what `limit_jax` has returned.
 
     Raises:
         UserError: a GPU has too little free memory for JAX to start.
     """
-    if not visible_gpus().gpus:
+    if not chosen.gpus:
         return []
     try:
         return gpu_provider().start()
     except RuntimeError as error:
         # XLA can raise an error that does not name the memory, although it was the cause.
-        if gpu_provider().is_full() or NO_MEMORY.search(str(error)):
+        is_full = any(gpu_provider().is_full(chosen.gpus[index]) for index in chosen.used)
+        if is_full or NO_MEMORY.search(str(error)):
             raise UserError(
                 f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; "
                 "wait for them, lower their devices.memory_fraction, or choose another GPU with devices.gpu"

@@ -7,7 +7,6 @@ CUDA is told to do the same (CUDA_DEVICE_ORDER). Tests replace NVML and CUDA by 
 
 import contextlib
 import importlib.metadata
-import math
 import os
 from collections.abc import Callable, Collection, Sequence
 from functools import cache
@@ -66,8 +65,8 @@ class GpuProvider(Protocol):
         """Starts JAX and returns the GPUs of all processes. Raises RuntimeError if JAX cannot start on them."""
         ...
 
-    def is_full(self) -> bool:
-        """Whether other processes have left too little memory for JAX to start on one of the GPUs of `limit`."""
+    def is_full(self, gpu: Gpu) -> bool:
+        """Whether other processes have left too little memory on a GPU for JAX to start."""
         ...
 
     def index(self, device: jax.Device) -> int:
@@ -80,7 +79,6 @@ class NvidiaGpus:
 
     def __init__(self) -> None:
         self._why_forbidden = ""
-        self._used: Collection[int] | None = None  # those of `limit`; None: all visible ones
 
     def visible_gpus(self) -> VisibleGpus:
         """See `GpuProvider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
@@ -110,7 +108,6 @@ class NvidiaGpus:
 
     def limit(self, used: Collection[int]) -> None:
         """See `GpuProvider`."""
-        self._used = used
         if len(used) < len(self.visible_gpus().gpus):
             jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
@@ -121,11 +118,13 @@ class NvidiaGpus:
         """See `GpuProvider`."""
         return jax.devices("gpu")
 
-    def is_full(self) -> bool:
-        """See `GpuProvider`."""
-        gpus = self.visible_gpus().gpus
-        used = [gpu for index, gpu in enumerate(gpus) if self._used is None or index in self._used]
-        return any(_free_memory(gpu) < MEMORY_TO_START for gpu in used)
+    def is_full(self, gpu: Gpu) -> bool:
+        """See `GpuProvider`. A GPU whose free memory NVML does not tell is not full."""
+        try:
+            free = nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free
+        except nvml.NVMLError:
+            return False
+        return free < MEMORY_TO_START
 
     def index(self, device: jax.Device) -> int:
         """See `GpuProvider`. `local_hardware_id` is CUDA's index, which also counts GPUs that JAX may not use."""
@@ -227,14 +226,6 @@ def _gpu(handle: Any) -> Gpu:
     with contextlib.suppress(nvml.NVMLError):  # a GPU that shares its CPU's memory reports none
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
-
-
-def _free_memory(gpu: Gpu) -> float:
-    """The free memory of a GPU in bytes; infinite if NVML does not tell."""
-    try:
-        return nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)).free
-    except nvml.NVMLError:
-        return math.inf
 
 
 def _mig_slice(name: str) -> Gpu | None:
