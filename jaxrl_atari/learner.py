@@ -10,14 +10,14 @@ The loop of a session asks a `Learner` for the parameters to act with, and gives
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_atari.algorithm import Algorithm, Rollout, TrainState, find_algorithm
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.algorithm import Algorithm, Rollout, TrainState
+from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.errors import ConfigError
@@ -28,20 +28,50 @@ ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
 
 
+def make_learner(
+    overlap: Literal["none", "update"],
+    placement: Placement,
+    networks: Networks,
+    algorithm: Algorithm,
+    arrays: dict[str, Any],
+    *,
+    check: bool,
+) -> "Learner":
+    """The learner of a session.
+
+    Args:
+        arrays: of a checkpoint, or the first ones (`session_arrays.py`).
+        check: assert that arrays are on the intended devices, at each update (`devices.check`).
+    """
+    if overlap == "none":
+        return Learner(placement, networks, algorithm, arrays["train_state"], check=check)
+    acting = arrays.get("acting")
+    return OverlappedLearner(placement, networks, algorithm, arrays["train_state"], acting, check=check)
+
+
 class Learner:
     """The train state, on one device or on several in parallel, and its update.
 
     Args:
         train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied: an update consumes it.
+        check: see `make_learner`.
     """
 
-    def __init__(self, config: Config, placement: Placement, networks: Networks, train_state: TrainState):
+    def __init__(
+        self,
+        placement: Placement,
+        networks: Networks,
+        algorithm: Algorithm,
+        train_state: TrainState,
+        *,
+        check: bool = False,
+    ):
         self._acting_network = networks.acting
         self.compute_dtype = networks.learning.dtype
         self._actors = placement.actors
-        self._check = config.devices.check
+        self._check = check
         self._parallel = DataParallel(placement.learner)
-        self._update = compiled_update(placement.learner, networks.learning, find_algorithm(config.algorithm))
+        self._update = compiled_update(placement.learner, networks.learning, algorithm)
         self._state = self._parallel.replicate(_copy(train_state))  # in the form of `DataParallel`
         self._has_updated = False
 
@@ -131,13 +161,15 @@ class OverlappedLearner(Learner):
 
     def __init__(
         self,
-        config: Config,
         placement: Placement,
         networks: Networks,
+        algorithm: Algorithm,
         train_state: TrainState,
         acting: Any = None,
+        *,
+        check: bool = False,
     ):
-        super().__init__(config, placement, networks, train_state)
+        super().__init__(placement, networks, algorithm, train_state, check=check)
         self._thread = ThreadPoolExecutor(1, "learner")
         self._running: Future[dict[str, float]] | None = None
         # The parameters from before the newest update, on the learner's first local device: a copy, because the

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from jaxrl_atari.algorithm import resolved_options
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import DevicesConfig, PPOConfig
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
@@ -11,13 +10,16 @@ from jaxrl_atari.hardware.gpus import gpu_packages
 from jaxrl_atari.runs.description import software_and_machine
 
 
-def find_provenance(config: Config, placement: Placement, compute_dtype: str) -> dict[str, Any]:
+def find_provenance(
+    devices: DevicesConfig, options: PPOConfig, placement: Placement, compute_dtype: str
+) -> dict[str, Any]:
     """What the bits of a session depend on besides its config and seed, as JSON values.
 
     Args:
+        options: as `resolved_options` returns them.
         compute_dtype: the type in which the network computes, such as `float32`.
     """
-    today = software_and_machine(config.devices)
+    today = software_and_machine(devices)
     on_gpu = any(device.platform == "gpu" for device in (*placement.learner, *placement.actors))
     return {
         "python": today["python"],
@@ -25,7 +27,7 @@ def find_provenance(config: Config, placement: Placement, compute_dtype: str) ->
         "git_revision": today["git_revision"],
         "numeric_settings": today["numeric_settings"],
         "compute_dtype": compute_dtype,
-        "coefficients": resolved_options(config).coefficients,  # a default may change with the algorithm's file
+        "coefficients": options.coefficients,  # a default may change with the algorithm's file
         "learns_on": [device.device_kind for device in placement.learner],
         "acts_on": [device.device_kind for device in placement.actors],
         "gpu_software": {"driver": today["hardware"]["driver"], **gpu_packages()} if on_gpu else {},

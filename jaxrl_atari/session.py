@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.algorithm import find_algorithm, resolved_options
+from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.pool import FinishedGame
@@ -21,7 +22,7 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, ReadMetrics
+from jaxrl_atari.learner import Learner, ReadMetrics, make_learner
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
@@ -36,7 +37,7 @@ from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
 from jaxrl_atari.session_environments import SessionEnvironments, start_environments
-from jaxrl_atari.session_parts import make_evaluator, make_learner, make_log, networks_of_session
+from jaxrl_atari.session_parts import make_log, networks_of_session
 
 
 def run_session(
@@ -135,6 +136,7 @@ class Session:
     """
 
     config: Config
+    options: PPOConfig  # `resolved_options` of the config
     seed: int  # seed of this session
     key: jax.Array  # key of everything that JAX draws
     placement: Placement
@@ -244,7 +246,7 @@ class Session:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """What the bits of this session depend on besides its config and seed, as JSON values."""
-        return find_provenance(self.config, self.placement, self.learner.compute_dtype.name)
+        return find_provenance(self.config.devices, self.options, self.placement, self.learner.compute_dtype.name)
 
     def device_text(self) -> str:
         """The session's devices and its arithmetic, in one line."""
@@ -316,8 +318,14 @@ def open_session(
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
         # What it continues from.
+        algorithm = find_algorithm(config.algorithm)
+        options = resolved_options(config)
         checkpoints = Checkpoints(session_dir, say)
-        restored = checkpoints.resume(partial(abstract_arrays, config, device=placement.home)) if resume else None
+        restored = (
+            checkpoints.resume(partial(abstract_arrays, config.network, algorithm, options, device=placement.home))
+            if resume
+            else None
+        )
         progress = Progress(restored.meta if restored else {})
 
         # What plays, learns and evaluates.
@@ -333,20 +341,28 @@ def open_session(
             say=say,
         )
         exits.callback(environments.close)
-        arrays = (
-            restored.arrays if restored else first_arrays(config, environments.num_actions, seed, placement.home)
-        )
-        learner = make_learner(config, placement, environments.num_actions, arrays, say)
+        num_actions = environments.num_actions
+        if restored is not None:
+            arrays = restored.arrays
+        else:
+            arrays = first_arrays(
+                config.network, algorithm, options, num_actions=num_actions, seed=seed, device=placement.home
+            )
+        networks = networks_for(num_actions)
+        if networks.learning.advice:
+            say(networks.learning.advice)
+        learner = make_learner(config.overlap, placement, networks, algorithm, arrays, check=config.devices.check)
         exits.callback(learner.close)
         evaluator = None
         if leads and config.evaluation.every_env_steps:
-            evaluator = make_evaluator(
+            evaluator = Evaluator(
                 config,
-                placement,
                 seed=seed,
-                num_actions=environments.num_actions,
+                num_actions=num_actions,
+                device=placement.evaluator,
                 session_dir=session_dir,
-                outputs=outputs,
+                say=say,
+                write=outputs.evaluation,
             )
             exits.callback(evaluator.close)
 
@@ -364,6 +380,7 @@ def open_session(
 
         session = Session(
             config=config,
+            options=options,
             seed=seed,
             key=arrays["key"],
             placement=placement,

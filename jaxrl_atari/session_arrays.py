@@ -8,14 +8,22 @@ import jax
 import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
 from threadpoolctl import threadpool_limits
 
-from jaxrl_atari.algorithm import Algorithm, find_algorithm, resolved_options
-from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
+from jaxrl_atari.algorithm import Algorithm
+from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.network_interface import init_params, make_module
 from jaxrl_atari.update import init_train_state
 
 
-def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device) -> dict[str, Any]:
+def first_arrays(
+    network: NetworkConfig,
+    algorithm: Algorithm,
+    options: PPOConfig,
+    *,
+    num_actions: int,
+    seed: int,
+    device: jax.Device,
+) -> dict[str, Any]:
     """The arrays of a session before its first update: `train_state`, and `key`, from which all other keys derive.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal
@@ -23,28 +31,29 @@ def first_arrays(config: Config, num_actions: int, seed: int, device: jax.Device
     the machine, on `OMP_NUM_THREADS` (which Ray sets) and on `OPENBLAS_NUM_THREADS`. Here it is always one.
 
     Args:
+        options: as `resolved_options` returns them.
         num_actions: of the game.
         seed: of the session.
         device: where the arrays are put.
     """
-    algorithm = find_algorithm(config.algorithm)
-    module = make_module(config.network, num_actions)
+    module = make_module(network, num_actions)
     with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
-        arrays = _first_arrays(module, algorithm, resolved_options(config), new_key(seed))
+        arrays = _first_arrays(module, algorithm, options, new_key(seed))
         jax.block_until_ready(arrays)  # before the limit ends
     return jax.device_put(arrays, device)
 
 
-def abstract_arrays(config: Config, num_actions: int, device: jax.Device) -> dict[str, Any]:
+def abstract_arrays(
+    network: NetworkConfig, algorithm: Algorithm, options: PPOConfig, num_actions: int, *, device: jax.Device
+) -> dict[str, Any]:
     """Shapes, types and placement of `first_arrays`: the target of a restore for more training.
 
     Raises:
-        ConfigError: the network or the algorithm is not registered.
+        ConfigError: the network is not registered.
     """
-    algorithm = find_algorithm(config.algorithm)
-    module = make_module(config.network, num_actions)
+    module = make_module(network, num_actions)
     key = jax.eval_shape(lambda: new_key(0))
-    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, resolved_options(config)), key)
+    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, options), key)
     return _placed(shapes, device)
 
 

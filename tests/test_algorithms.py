@@ -13,6 +13,7 @@ import optax
 import pytest
 from fake_pools import Corridor, FakePool, group_of
 from small_networks import FeedForward, Recurrent, make
+from small_training import first_arrays
 
 from jaxrl_atari import network_interface, register_algorithm, register_network
 from jaxrl_atari.algorithm import Mean, Shard, find_algorithm, resolved_options
@@ -30,7 +31,6 @@ from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import collect
-from jaxrl_atari.session_arrays import first_arrays
 from jaxrl_atari.traced_options import as_numbers
 from jaxrl_atari.trials.sessions import compile_key
 from jaxrl_atari.trials.varied_fields import can_vary
@@ -165,9 +165,9 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
         devices=DevicesConfig(gpu=False),
     )
     placement = place(config.devices)
-    arrays = first_arrays(config, Corridor.num_actions, 0, placement.home)
+    arrays = first_arrays(config, Corridor.num_actions, placement.home)
     own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
-    learner = Learner(config, placement, own, arrays["train_state"])
+    learner = Learner(placement, own, find_algorithm(config.algorithm), arrays["train_state"])
     params = arrays["train_state"].params
     learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()
     assert learner.further_items() == {}
@@ -307,9 +307,9 @@ def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
         devices=DevicesConfig(gpu=False, data_parallel=2),
     )
     placement = place(config.devices)
-    train_state = first_arrays(config, Corridor.num_actions, 0, placement.home)["train_state"]
+    train_state = first_arrays(config, Corridor.num_actions, placement.home)["train_state"]
     own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
-    learner = kind(config, placement, own, train_state)
+    learner = kind(placement, own, find_algorithm(config.algorithm), train_state)
     halves = [collected(own.acting, train_state.params, ENVS // 2, seed) for seed in (0, 1)]
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(ConfigError, match=expected):

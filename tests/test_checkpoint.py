@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
-from small_training import edit_meta, flip_bit
+from small_training import abstract_arrays, edit_meta, flip_bit
 from user_commands import one_error_line
 
 from jaxrl_atari.algorithm import TrainState
@@ -29,7 +29,6 @@ from jaxrl_atari.runs import checkpoints
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
 from jaxrl_atari.runs.early_runs import complete_meta
-from jaxrl_atari.session_arrays import abstract_arrays
 from jaxrl_atari.session_environments import games_problem
 
 NAN = math.nan
@@ -69,7 +68,7 @@ def assert_same(a, b):
 
 def test_everything_is_restored_bit_for_bit_in_whole_or_in_part(tmp_path):
     rng = np.random.default_rng(1)
-    target = abstract_arrays(Config(), 6, jax.devices("cpu")[0])
+    target = abstract_arrays(Config(), 6)
     state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), target["train_state"])
     arrays = {"train_state": state, "key": jax.random.key(7)}
     save(Checkpoints(tmp_path), 2048, NAN, arrays)
@@ -100,7 +99,7 @@ def test_what_checkpoints_hold_can_be_read_by_later_versions():
         for part in ("params", "opt_state/1/mu", "opt_state/1/nu"):
             for leaf, shape in zip(("kernel", "bias"), shapes, strict=True):
                 expected[f"train_state/{part}/{name}/{leaf}"] = f"float32{shape}"
-    assert array_shapes(abstract_arrays(Config(), 6, jax.devices("cpu")[0])) == expected
+    assert array_shapes(abstract_arrays(Config(), 6)) == expected
 
 
 def test_an_early_checkpoint_of_format_3_gets_what_later_ones_have():

@@ -7,17 +7,15 @@ import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
-from small_training import TINY, Lines, change, edit_meta, latest_meta, read_table, stop_before
+from small_training import TINY, Lines, abstract_arrays, change, edit_meta, latest_meta, read_table, stop_before
 
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import open_session, place_session, run_session
-from jaxrl_atari.session_arrays import abstract_arrays
 from jaxrl_atari.verify.__main__ import main as verify
 
 CONFIG = change(
@@ -190,7 +188,7 @@ def test_each_piece_of_a_checkpoint_is_needed(leave_out, said, stopped, tmp_path
 def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path):
     """Of a checkpoint whose digests are right: whoever wrote it wanted that."""
     source, meta = Checkpoints(stopped[0]), latest_meta(stopped[0])
-    arrays = source.restore(meta["env_steps"], abstract_arrays(OVERLAP, 4, jax.devices("cpu")[0]))
+    arrays = source.restore(meta["env_steps"], abstract_arrays(OVERLAP, 4))
     games = source.restore(meta["env_steps"], item="games")
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)

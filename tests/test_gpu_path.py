@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from fake_cuda import SHOWN, FakeMachine, python
 from simulated_gpus import simulated
+from small_training import first_arrays
 from user_commands import ROOT, free_address, user_environment
 
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
@@ -35,7 +36,6 @@ from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, OLD_FRACTION_VARIABLE
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
-from jaxrl_atari.session_arrays import first_arrays
 
 TINY = [
     "-m", "jaxrl_atari.train", "--config", "configs/qbert.py", "--total-env-steps", 64, "--env.num-envs", 4,
@@ -422,7 +422,7 @@ def test_float32_heads_and_first_parameters(real):
     if real:
         needs_gpus(1)
     devices = jax.devices("cpu")[0], jax.devices("gpu")[0] if real else jax.devices("cpu")[1]
-    here, there = (first_arrays(Config(), 4, 0, device)["train_state"].params for device in devices)
+    here, there = (first_arrays(Config(), 4, device)["train_state"].params for device in devices)
     assert jax.tree.all(jax.tree.map(np.array_equal, here, there))
     network = make_network(NetworkConfig(compute_dtype="float32"), 4, "gpu")
     stacks = np.random.default_rng(0).integers(0, 256, (16, 84, 84, 4), np.uint8)

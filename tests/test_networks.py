@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from small_training import first_arrays
 from threadpoolctl import threadpool_limits
 
 from jaxrl_atari import network_interface, networks
@@ -35,7 +36,6 @@ from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import act, begin_rollout, empty_past
-from jaxrl_atari.session_arrays import first_arrays
 
 ACTIONS = 6
 
@@ -273,7 +273,7 @@ def test_the_first_parameters_do_not_depend_on_the_threads_of_blas():
 
     def first_params_with(threads):
         with threadpool_limits(threads, user_api="blas"):
-            arrays = first_arrays(Config(), ACTIONS, 0, jax.devices("cpu")[0])
+            arrays = first_arrays(Config(), ACTIONS, jax.devices("cpu")[0])
         return jax.device_get(arrays["train_state"].params)
 
     jax.tree.map(np.testing.assert_array_equal, first_params_with(1), first_params_with(2))

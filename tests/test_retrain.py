@@ -7,10 +7,9 @@ import shutil
 import sys
 from types import SimpleNamespace
 
-import jax
 import numpy as np
 import pytest
-from small_training import TINY, change, edit_meta, stop_before
+from small_training import TINY, abstract_arrays, change, edit_meta, stop_before
 
 from jaxrl_atari import provenance
 from jaxrl_atari.errors import UserError, VerificationFailed
@@ -20,7 +19,6 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
-from jaxrl_atari.session_arrays import abstract_arrays
 from jaxrl_atari.verify import retrain as retrain_module
 from jaxrl_atari.verify.__main__ import main as verify
 
@@ -110,7 +108,7 @@ def change_a_weight(run_dir):
     checkpoints = Checkpoints(session_dir)
     start = checkpoints.env_steps()[0]
     meta = checkpoints.read_meta(start)
-    target = abstract_arrays(CONFIG, meta["num_actions"], jax.devices("cpu")[0])
+    target = abstract_arrays(CONFIG, meta["num_actions"])
     arrays = checkpoints.restore(start, target)
     kernel = np.array(arrays["train_state"].params["dense"]["kernel"])
     kernel[100, 100] += 1e-3
@@ -262,7 +260,9 @@ def test_the_libraries_of_a_gpu_are_recorded_where_it_computes(platform, monkeyp
     installed = [SimpleNamespace(name=name, version="9.1") for name in names]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
     device = SimpleNamespace(platform=platform, device_kind="some device")
-    found = provenance.find_provenance(CONFIG, SimpleNamespace(learner=[device], actors=[device]), "float32")
+    found = provenance.find_provenance(
+        CONFIG.devices, CONFIG.ppo, SimpleNamespace(learner=[device], actors=[device]), "float32"
+    )
     expected = {"driver": None, "nvidia-cudnn-cu12": "9.1"} if platform == "gpu" else {}
     assert found["gpu_software"] == expected
 

@@ -14,7 +14,8 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.hardware.device_class import device_class
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.output import counted, say_traceback
 from jaxrl_atari.runs.writers import Row
 
@@ -32,7 +33,6 @@ class Evaluator:
     Args:
         config: the config of the session.
         seed: seed of the session. Each evaluation derives another seed from it.
-        network: the network, in the form that suits the device.
         num_actions: number of actions of the game.
         device: the device that acts.
         session_dir: directory of the session.
@@ -45,7 +45,6 @@ class Evaluator:
         config: Config,
         *,
         seed: int,
-        network: Network,
         num_actions: int,
         device: jax.Device,
         session_dir: Path,
@@ -59,7 +58,7 @@ class Evaluator:
         self._say = say
         self._write = write
         self._num_actions = num_actions
-        self._network = network
+        self._network = make_network(config.network, num_actions, device_class(device))
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._running: RunningEvaluation | None = None
