@@ -290,8 +290,9 @@ class NetworkConfig:
     GPU from Ampere on, `float32` convolutions compute in TF32."""
     conv: Literal["auto", "plain", "layers", "matmul"] = "auto"
     """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU); `layers` (those of `layers.Conv` for
-    CPUs); `matmul` (`nature` written by hand as matrix products, where only CPUs learn and act; else as `layers`);
-    or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results agree up to rounding."""
+    CPUs); `matmul` (as `layers`, but where only CPUs learn and act, the convolutions of `nature` and `nature_lstm`
+    are matrix products, written by hand); or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results
+    agree up to rounding."""
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,6 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
     count = -(-len(x) // CHUNK) if getattr(module, "for_cpu", False) else 1
     if count == 1:
         return torso(x)
-    filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))
 
     # flax calls it with a clone of `module`, which is then the current module. So the layers that `torso` makes
     # are the clone's, with the same names and parameters as without chunks.
@@ -140,8 +139,19 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
         split_rngs={"params": False},
         unroll=count if count <= UNROLLED else 1,
     )
-    _, y = over_chunks(module, None, filled.reshape(count, -1, *x.shape[1:]))
-    return y.reshape(-1, *y.shape[2:])[: len(x)]
+    _, y = over_chunks(module, None, to_chunks(x, count))
+    return from_chunks(y, len(x))
+
+
+def to_chunks(x: jax.Array, count: int) -> jax.Array:
+    """Samples [N, ...] in `count` chunks of as many each, [count, n, ...]: zeros fill the last one."""
+    filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))
+    return filled.reshape(count, -1, *x.shape[1:])
+
+
+def from_chunks(y: jax.Array, n: int) -> jax.Array:
+    """The first n samples of chunks: [count, m, ...] -> [n, ...]."""
+    return y.reshape(-1, *y.shape[2:])[:n]
 
 
 # --- The convolution and its gradients ---------------------------------------------------------------------------

@@ -10,13 +10,16 @@ A network is written as a flax module (`networks.py`). The rest of the package g
     form                `network.conv`      computed by
     as written          `plain`             the module, with XLA's own convolutions
     gradients for CPUs  `layers`            the module with `for_cpu`, if it has this field
-    by hand             `matmul`            `fast/cpu_conv.py`, if only CPUs learn and act and the network is
-                                            `nature` as shipped; else as `layers`
+    features by hand    `matmul`            as `layers`, but where only CPUs learn and act, `fast/cpu_conv.py`
+                                            computes the features of `nature` and `nature_lstm`
 
 `auto`, the default, is `matmul` where only CPUs learn and act, and `plain` elsewhere.
-`_networks_of` makes the choice. It finds out whether the module of `nature`, or a layer of it, was edited by a
-comparison of programs (`fast/programs.py`, which names the two kinds of edit that it misses). After an edit the
-module itself runs, and `Network.advice` says what that costs.
+
+`_networks_of` makes the choice. The third form is for modules that begin with `networks.nature_features`. It is
+left if that function, or a layer of it, was edited, which a comparison of programs finds out (`fast/programs.py`;
+it names the two kinds of edit that it misses). After such an edit the second form runs, and `Network.advice` says
+what that costs. Any other edit, such as one of the heads, keeps the third form, in which the module itself runs
+behind the features.
 """
 
 from functools import cache, partial
@@ -74,12 +77,14 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass,
         return _by_module(as_written, dtype)
     if not only_cpus:  # the config asks for it
         return _by_module(for_cpus, dtype)
-    if config.name != "nature" or config.conv == "layers":
-        return _by_module(for_cpus, dtype, _advice_on_layers(for_cpus))
+    advice = _advice_on_layers(for_cpus)
+    if not hasattr(module, "features_by_hand") or config.conv == "layers":
+        return _by_module(for_cpus, dtype, advice)
     obstacle = why_not_by_hand(as_written)
     if obstacle:
-        return _by_module(for_cpus, dtype, _advice_on_layers(for_cpus) or _advice_on_nature(obstacle))
-    return Networks(learning=_by_hand(dtype, learner), acting=_by_hand(dtype, actor))
+        return _by_module(for_cpus, dtype, advice or _advice_on_features(obstacle))
+    by_class = {each: _with_features_by_hand(for_cpus, dtype, advice, each) for each in classes}
+    return Networks(by_class[learner], by_class[actor])
 
 
 def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jnp.dtype:
@@ -106,11 +111,17 @@ def _by_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network
     return Networks(learning=network, acting=network)
 
 
-@cache
-def _by_hand(dtype: jnp.dtype, device_class: DeviceClass) -> Network:
-    """The third form: `fast/cpu_conv.py`, in chunks that suit the class of device."""
-    apply = partial(cpu_conv.apply, dtype=dtype, chunk=cpu_conv.chunk_size(device_class, dtype))
-    return Network(apply, BLOCKED, jax.jit(partial(cpu_conv.acting_params, dtype=dtype)), dtype)
+def _with_features_by_hand(module: nn.Module, dtype: jnp.dtype, advice: str, device_class: DeviceClass) -> Network:
+    """The third form: the module with features of `fast/cpu_conv.py`, in chunks that suit the class of device."""
+    features = partial(cpu_conv.features, dtype=dtype, chunk=cpu_conv.chunk_size(device_class, dtype))
+    return Network(
+        apply=partial(apply_module, module.clone(features_by_hand=features)),
+        layout=BLOCKED,
+        acting_params=jax.jit(partial(cpu_conv.acting_params, dtype=dtype)),
+        dtype=dtype,
+        initial_carry=partial(initial_carry, module),
+        advice=advice,
+    )
 
 
 # --- Advice: what would make a network faster on a CPU -----------------------------------------------------------
@@ -127,11 +138,11 @@ def _advice_on_layers(module: nn.Module) -> str:
     )
 
 
-def _advice_on_nature(obstacle: str) -> str:
-    """What it costs that `nature` is not computed by hand, after `why_not_by_hand`."""
+def _advice_on_features(obstacle: str) -> str:
+    """What it costs that the features are not computed by hand, after `why_not_by_hand`."""
     return (
-        f"{obstacle}: on the CPU that we measured, it trains at 0.75 of its speed in float32 and at half in"
-        f" bfloat16, compared with {cpu_conv.__name__}, which computes the network as shipped"
+        f"{obstacle}: on the CPU that we measured, nature then trains at 0.75 of its speed in float32 and at"
+        f" half in bfloat16, compared with {cpu_conv.__name__}, which computes the features as shipped"
     )
 
 

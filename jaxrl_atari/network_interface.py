@@ -8,7 +8,10 @@ A module is here called a network if it has:
     dtype          type of the torso's products, float32 or bfloat16; parameters are float32
     for_cpu        optional: compute gradients in the way that is fast on CPUs. Pass it to each `layers.Conv`;
                    `layers.in_chunks` reads it. True if `network.conv` is `layers` or `matmul`, or `auto` and
-                   only CPUs learn and act (there, `nature` as shipped is computed by hand instead)
+                   only CPUs learn and act
+    features_by_hand
+                   optional: for a network that begins with `networks.nature_features`, which reads it. With it,
+                   `fast/cpu_conv.py` computes these features where only CPUs learn and act
 
 **A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
 or a pair: logits float32 [N, A] and value float32 [N]. Three values are refused: further outputs have names, as in
@@ -26,6 +29,7 @@ returns `Outputs` with the new carry.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.errors
@@ -66,6 +70,22 @@ class Outputs(NamedTuple):
     """[N, F]: the input of the heads, where a network gives it."""
     extra: Any = ()
     """Any pytree of arrays [N, ...]: what else a loss of your own needs, such as a second value."""
+
+
+FeaturesByHand = Callable[[Any, jax.Array], jax.Array]
+"""Computes what `networks.nature_features` computes: the network's parameters, and stacks uint8 [N, H, W, 4 * C]
+in the layout of its `Network` -> float32 [N, 512]."""
+
+
+@dataclass(frozen=True)
+class HiddenStacks:
+    """What a network is called with, in place of frame stacks, while its `features_by_hand` is set.
+
+    The stacks are then in a layout that only `features_by_hand` knows. If a network read their pixels itself, it
+    would compute something wrong without an error. As this is no array, it fails when it is traced.
+    """
+
+    array: jax.Array
 
 
 Apply = Callable[[Any, Observation], Outputs]
@@ -220,6 +240,8 @@ def empty_observation(module: nn.Module, samples: int = 1) -> Observation:
 
 def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
     """The arguments with which a module is called."""
+    if getattr(module, "features_by_hand", None) is not None:
+        observation = observation._replace(stacks=HiddenStacks(observation.stacks))
     if not _has_memory(module):
         return (observation.stacks,)
     if observation.first is None or not is_recurrent(observation.carry):

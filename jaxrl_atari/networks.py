@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.layers import Conv, in_chunks
-from jaxrl_atari.network_interface import Outputs
+from jaxrl_atari.network_interface import FeaturesByHand, Outputs
 
 # --- Layers ------------------------------------------------------------------------------------------------------
 
@@ -61,6 +61,24 @@ def nature_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
     return nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
 
 
+def nature_features(network: Any, stacks: Any) -> jax.Array:
+    """The convolutions and the dense layer of Mnih et al. 2015: stacks -> float32 [N, 512].
+
+    Most of the arithmetic of a network is here. Where only CPUs learn and act, `fast/cpu_conv.py` computes the
+    same features from the same parameters, faster. After an edit of this function it no longer does, and the
+    session says so (`network_forms.py`).
+
+    Args:
+        network: the module in whose `__call__` this is, with the fields `dtype`, `for_cpu` and
+            `features_by_hand`. The layers `conv1`, `conv2`, `conv3` and `dense` become its own.
+        stacks: what the module was called with, unchanged.
+    """
+    if network.features_by_hand is not None:
+        return network.features_by_hand(network.variables["params"], stacks.array)
+    torso = partial(nature_torso, dtype=network.dtype, for_cpu=network.for_cpu)
+    return hidden_layer(in_chunks(torso, network, stacks), 512, network.dtype)
+
+
 class NatureActorCritic(nn.Module):
     """The network of Mnih et al. 2015 (doi:10.1038/nature14236) with a policy and a value head.
 
@@ -71,13 +89,12 @@ class NatureActorCritic(nn.Module):
     num_actions: int
     dtype: Any = jnp.float32
     for_cpu: bool = False
+    features_by_hand: FeaturesByHand | None = None
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
         """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N]."""
-        torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
-        x = in_chunks(torso, self, stacks)
-        return heads(hidden_layer(x, 512, self.dtype), self.num_actions)
+        return heads(nature_features(self, stacks), self.num_actions)
 
 
 def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
@@ -147,7 +164,7 @@ def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax
     Returns:
         Outputs float32 [N, features], and the carry after the last step.
     """
-    num_envs = len(jax.tree.leaves(carry)[0])
+    num_envs = jax.tree.leaves(carry)[0].shape[0]  # not `len`, because `fast/programs.py` makes it a symbol
     steps = jax.tree.map(lambda y: y.reshape(-1, num_envs, *y.shape[1:]), (x, first))
     over_steps = nn.scan(LSTMStep, variable_broadcast="params", split_rngs={"params": False})
     carry, outputs = over_steps(features, name="lstm")(carry, steps)
@@ -166,6 +183,7 @@ class NatureLSTM(nn.Module):
     num_actions: int
     dtype: Any = jnp.float32
     for_cpu: bool = False
+    features_by_hand: FeaturesByHand | None = None
     units: int = 256
 
     def initial_carry(self, num_envs: int) -> Any:
@@ -175,7 +193,5 @@ class NatureLSTM(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array, first: jax.Array, carry: Any) -> Outputs:
         """The fields of an `Observation` -> `Outputs`."""
-        torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
-        x = in_chunks(torso, self, stacks)
-        features, carry = lstm(self.units, hidden_layer(x, 512, self.dtype), first, carry)
+        features, carry = lstm(self.units, nature_features(self, stacks), first, carry)
         return heads(features, self.num_actions, carry)

@@ -1,13 +1,14 @@
-"""The Nature network as matrix products, written by hand for XLA's CPU backend. `__init__.py` says why.
+"""The features of the Nature network as matrix products, written by hand for XLA's CPU backend.
 
-`apply` computes what `networks.NatureActorCritic` computes, from the same parameters:
+`__init__.py` says what this is for.
 
-    result          function       input                    output
-    out1            first_layer    uint8 [N, 21, 21, 64]    [N, 10, 10, 128]
-    out2            layer          out1                     [N, 9, 9, 64]
-    out3            layer          out2                     [N, 7, 7, 64]
-    hidden          dense          out3 as [N, 3136]        [N, 512]
-    logits, value   two heads      hidden                   [N, A] and [N]
+`features` computes what `networks.nature_features` computes, from the same parameters:
+
+    result      function       input                    output
+    out1        first_layer    uint8 [N, 21, 21, 64]    [N, 10, 10, 128]
+    out2        layer          out1                     [N, 9, 9, 64]
+    out3        layer          out2                     [N, 7, 7, 64]
+    features    dense          out3 as [N, 3136]        [N, 512]
 
 `torso` is the first three, with one gradient for all of them. Each function is followed by its gradient.
 
@@ -17,23 +18,22 @@ and else 0, and ' for transposed:
 
     dW = X' G        db = the sum of G's rows        dX = G W'        dx = for each pixel, the sum over its windows
 
-`layer` and `layer_backward` compute these. `dense` is X W alone, with X = x: its bias and relu are in `apply`. The
-first layer does not make X, which would be 3.6 times the input in floating point. It multiplies each block by the
-weights W_p of all four places p that a block has in a window, and adds the products. The window at pixel q of the
-output has the blocks x_{q+p}, so
+`layer` and `layer_backward` compute these. `dense` is X W alone, with X = x: its bias and relu are in `features`.
+The first layer does not make X, which would be 3.6 times the input in floating point. It multiplies each block by
+the weights W_p of all four places p that a block has in a window, and adds the products. The window at pixel q of
+the output has the blocks x_{q+p}, so
 
     Y_q = relu(sum_p x_{q+p} W_p + b)        dW_p = sum_q x_{q+p}' G_q
 
 **Types.** `dtype` is float32 or bfloat16; in float32 each cast below but that of the pixels does nothing.
-Parameters, and the arrays of their gradients, are float32. The heads compute in float32. The convolutions and the
-dense layer compute so:
+Parameters, and the arrays of their gradients, are float32. The rest is computed so:
 
 - Operands of a product are cast to `dtype`, and products are added up in float32 (`product`).
 - A bias is added in float32. The output of a convolution is then cast to `dtype`: it is kept, and is an operand of
-  the next layer. That of the dense layer stays float32, for the heads.
+  the next layer. That of the dense layer stays float32: what follows the features computes in float32.
 - A gradient is float32, as a sum of products, and is cast to `dtype` only as an operand. `db` is summed before.
-- Two gradients are rounded to `dtype` all the same, as flax rounds them: that for the features [N, 3136], the
-  input of the dense layer; and that for the bias of the dense layer, which itself is rounded before it is added.
+- Two gradients are rounded to `dtype` all the same, as flax rounds them: that for out3, the input of the dense
+  layer; and that for the bias of the dense layer, which itself is rounded before it is added.
 
 **Blocks and windows.** The frames are stored in blocks of 4x4 pixels (`frames.BLOCKED`), so that the first layer's
 stride of 4 becomes one of 1; the first layer returns its output in the blocks of the second. `block_kernels` draws
@@ -64,41 +64,40 @@ from jax import lax
 
 from jaxrl_atari.frames import BLOCK, BLOCKED, STACK
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import UNROLLED, as_words, from_words, once_differentiable
-from jaxrl_atari.network_interface import Observation, Outputs
+from jaxrl_atari.layers import UNROLLED, as_words, from_chunks, from_words, once_differentiable, to_chunks
 
 TORSO_CHANNELS = 64
 """Channels of the torso's output, out3."""
 
 
-def apply(params: Any, observation: Observation, dtype: Any, chunk: int) -> Outputs:
-    """Policy and value of blocked frame stacks.
+def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Array:
+    """The features of blocked frame stacks.
 
     Args:
-        params: parameters of `networks.NatureActorCritic`, or `acting_params` of them.
-        observation: its stacks are uint8 [N, 21, 21, 64]; a channel is (frame, row, column) of a block.
-        dtype: type of the torso's arithmetic, float32 or bfloat16. The heads compute in float32.
+        params: of a network that begins with `networks.nature_features`, or `acting_params` of them.
+        stacks: uint8 [N, 21, 21, 64]; a channel is (frame, row, column) of a block.
+        dtype: type of the arithmetic, float32 or bfloat16.
         chunk: `chunk_size`.
+
+    Returns:
+        float32 [N, 512].
     """
-    chex.assert_type(observation.stacks, jnp.uint8)  # pixels, which are divided by 255
-    # Plain stacks, [N, 84, 84, 4], have as many bytes, and would be computed to wrong outputs without an error.
+    chex.assert_type(stacks, jnp.uint8)  # pixels, which are divided by 255
+    # Plain stacks, [N, 84, 84, 4], have as many bytes, and would be computed to wrong features without an error.
     rows, columns, channels = BLOCKED.shape
-    chex.assert_shape(observation.stacks, (None, rows, columns, STACK * channels))
+    chex.assert_shape(stacks, (None, rows, columns, STACK * channels))
     # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact, and rounds the
     # gradient to `dtype`.
-    features = torso_in_chunks(block_kernels(params), observation.stacks, dtype, chunk).astype(dtype)
+    out3 = torso_in_chunks(block_kernels(params), stacks, dtype, chunk).astype(dtype)
     # The product is float32. The bias is rounded to `dtype` all the same, because flax's `nn.Dense` rounds it.
-    hidden = dense(features, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype)
-    hidden = nn.relu(hidden)
-
-    def head(name: str) -> jax.Array:
-        return hidden @ params[name]["kernel"] + params[name]["bias"]
-
-    return Outputs(head("policy"), head("value")[:, 0], features=hidden)
+    return nn.relu(dense(out3, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype))
 
 
 def acting_params(params: Any, dtype: Any) -> Any:
-    """The parameters with the dense kernel, 95% of them all, in `dtype` already: acting reads it at every step."""
+    """The parameters with the kernel of `dense` in `dtype` already. Acting reads it at every step.
+
+    It has 1.6 of the 1.7 million parameters of `nature`.
+    """
     return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
@@ -169,14 +168,13 @@ def torso_in_chunks(kernels: Kernels, blocks: jax.Array, dtype: Any, size: int) 
     loop = count > UNROLLED
     if count == 1:
         return torso(blocks, kernels, dtype, loop)
-    filled = jnp.pad(blocks, ((0, -n % count), (0, 0), (0, 0), (0, 0)))
-    chunks = filled.reshape(count, -1, *blocks.shape[1:])
+    chunks = to_chunks(blocks, count)
 
     def step(carry: None, chunk: jax.Array) -> tuple[None, jax.Array]:
         return carry, torso(chunk, kernels, dtype, loop)
 
-    _, features = lax.scan(step, None, chunks, unroll=not loop)
-    return features.reshape(-1, features.shape[-1])[:n]
+    _, out3 = lax.scan(step, None, chunks, unroll=not loop)
+    return from_chunks(out3, n)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -201,10 +199,10 @@ class Saved(NamedTuple):
 
 
 def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Saved]:
-    """The torso's features, and what its gradient needs.
+    """out3, and what its gradient needs.
 
-    The features are out3: values of `dtype`, returned as float32. JAX gives a gradient the type of what it is for,
-    so that of the features arrives in float32, as `layer_backward` takes it.
+    out3 has values of `dtype`, and is returned as float32. JAX gives a gradient the type of what it is for, so
+    that of out3 arrives in float32, as `layer_backward` takes it.
     """
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
     out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
@@ -215,7 +213,7 @@ def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -
 
 
 def torso_backward(dtype: Any, loop: bool, saved: Saved, g: jax.Array) -> tuple[Any, Kernels]:
-    """The gradients for the input (there is none) and the kernels, from g for the features, float32 [N, 3136]."""
+    """The gradients for the input (there is none) and the kernels, from g for out3, float32 [N, 3136]."""
     saved, g = once_differentiable((saved, g))
     blocks = saved.blocks
     out1, out2, out3 = map(from_words, (jnp.concatenate(saved.out1), saved.out2, saved.out3))

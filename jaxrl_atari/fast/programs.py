@@ -1,15 +1,17 @@
-"""Whether a module is still the network that `cpu_conv.py` computes by hand: a comparison of programs.
+"""Whether a network's features are still those that `cpu_conv.py` computes by hand: a comparison of programs.
 
-`NatureAsShipped` is that network in a few lines of flax and JAX. It uses no layer of this package, so that an
-edit of one, as of `layers.Conv`, changes the module and not `NatureAsShipped`, and is found.
+`features_as_shipped` computes these features in a few lines. It uses no layer of this package, so that an edit of
+one, as of `layers.Conv`, changes the network's features and not these. Two programs of the network are compared:
+with its own features, and with `features_as_shipped` in their place. The rest of the network is the same in both.
 
 The number of samples is a symbol, so programs are compared for all numbers at once. A network that treats few
-samples and many differently is then not taken for the one by hand. A single sample, which broadcasts, is compared
-too. Two kinds of edit are not noticed, and `cpu_conv.py` still runs in place of the edited module:
+samples and many differently is then not taken for one with the features as shipped. A single sample, which
+broadcasts, is compared too. Two kinds of edit of the features are not noticed, and `cpu_conv.py` still computes
+them as they were:
 
 - a test for one particular number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
-- an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false. To
-  try such an edit, move it out of the branch.
+- an edit under `if network.for_cpu`: the network is compared in the form that a GPU runs, in which this is false.
+  To try such an edit, move it out of the branch.
 """
 
 from functools import partial
@@ -20,86 +22,60 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_atari.network_interface import Apply, Observation, Outputs, apply_module, empty_observation, init_params
+from jaxrl_atari.network_interface import Observation, Outputs, apply_module, empty_observation, init_params
 
 
 def why_not_by_hand(module: Any) -> str:
-    """Why `cpu_conv.py` does not compute this network; empty if it does, having the programs of `NatureAsShipped`.
+    """Why `cpu_conv.py` does not compute the features of this network; empty if it does.
 
     Args:
-        module: with the fields of a network, `num_actions` and `dtype`; its `for_cpu` is false.
+        module: with the fields of a network; its `for_cpu` is false, and its `features_by_hand` is None.
 
     Returns:
         The beginning of a message, with the name of the module.
     """
     name = type(module).__name__
-    as_shipped = NatureAsShipped(module.num_actions, module.dtype)
-
-    def apply_as_shipped(params: Any, observation: Observation) -> Any:
-        return as_shipped.apply({"params": params}, observation.stacks)
-
+    as_shipped = module.clone(features_by_hand=partial(features_as_shipped, dtype=module.dtype))
+    params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
     try:
-        same = programs_of(partial(apply_module, module), module) == programs_of(apply_as_shipped, as_shipped)
+        same = programs_of(module, params) == programs_of(as_shipped, params)
     except Exception as error:
-        # For example, it asks how many samples there are, by a comparison or by `len`. Then the module runs, and
-        # shows any error of its own.
+        # For example, it reads the stacks itself, or asks how many samples there are, by a comparison or by `len`.
+        # Then it computes its own features, and shows any error of its own.
         why = str(error).partition("\n")[0]
-        return f"{name} cannot be compared with the network by hand ({type(error).__name__}: {why})"
-    return "" if same else f"{name} or a layer of it was edited"
+        return f"{name} cannot be compared with the features by hand ({type(error).__name__}: {why})"
+    return "" if same else f"the features of {name}, or a layer of them, were edited"
 
 
-class NatureAsShipped(nn.Module):
-    """What `cpu_conv.py` computes, layer by layer: a copy of `networks.NatureActorCritic`, on purpose."""
+def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array:
+    """What `cpu_conv.features` computes, layer by layer: a copy of `networks.nature_features`, on purpose.
 
-    num_actions: int
-    dtype: Any
+    Args:
+        params: of the network.
+        stacks: uint8 [N, 84, 84, 4].
 
-    @nn.compact
-    def __call__(self, stacks: jax.Array) -> Outputs:
-        """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N], features float32 [N, 512]."""
-        x = stacks.astype(self.dtype) / 255
-        for name, features, size, stride in (("conv1", 32, 8, 4), ("conv2", 64, 4, 2), ("conv3", 64, 3, 1)):
-            x = nn.relu(Convolution(features, size, stride, self.dtype, name=name)(x))
-        precision = "highest" if self.dtype == jnp.float32 else None
-        hidden = nn.Dense(512, dtype=self.dtype, precision=precision, name="dense")(x.reshape(*x.shape[:-3], -1))
-        hidden = nn.relu(hidden).astype(jnp.float32)
-        head = partial(nn.Dense, dtype=jnp.float32, precision="highest")
-        logits, value = head(self.num_actions, name="policy")(hidden), head(1, name="value")(hidden)
-        return Outputs(logits, value[..., 0], features=hidden)
-
-
-class Convolution(nn.Module):
-    """A convolution of `NatureAsShipped`, which computes in `dtype` and adds its bias in float32.
-
-    It is not `layers.Conv`: an edit of that layer must not change `NatureAsShipped` as well.
+    Returns:
+        float32 [N, 512].
     """
-
-    features: int
-    size: int
-    stride: int
-    dtype: Any
-
-    @nn.compact
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """[N, H, W, C] -> float32 [N, h, w, features]."""
-        zeros = nn.initializers.zeros
-        kernel = self.param("kernel", zeros, (self.size, self.size, x.shape[-1], self.features), jnp.float32)
-        bias = self.param("bias", zeros, (self.features,), jnp.float32)
-        strides = (self.stride, self.stride)
-        x, kernel = x.astype(self.dtype), kernel.astype(self.dtype)
+    x = stacks.astype(dtype) / 255
+    for name, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
+        x, kernel = x.astype(dtype), params[name]["kernel"].astype(dtype)
         axes = ("NHWC", "HWIO", "NHWC")
-        return lax.conv_general_dilated(x, kernel, strides, "VALID", dimension_numbers=axes) + bias
+        x = lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=axes)
+        x = nn.relu(x + params[name]["bias"])  # in float32
+    dense = nn.Dense(512, dtype=dtype, precision="highest" if dtype == jnp.float32 else None)
+    x = dense.apply({"params": params["dense"]}, x.reshape(x.shape[0], -1))
+    return nn.relu(x).astype(jnp.float32)
 
 
-def programs_of(apply: Apply, module: nn.Module) -> list[Any]:
+def programs_of(module: nn.Module, params: Any) -> list[Any]:
     """The programs of a network, in values that can be compared: how parameters become outputs and gradients.
 
     A program is what JAX hands to XLA (StableHLO), and the structure of what goes in and comes out. Names in the
     source, comments and initialisation are not part of it. Gradients are: a `stop_gradient` changes nothing else.
 
     Args:
-        apply: the network as a function.
-        module: the network as a module, for its parameters and its observation.
+        params: shapes of its parameters.
 
     Returns:
         The program for any number of samples, and that for one.
@@ -111,13 +87,12 @@ def programs_of(apply: Apply, module: nn.Module) -> list[Any]:
     @jax.jit
     def outputs_and_gradients(params: Any, observation: Observation) -> Any:
         def floats_and_outputs(params: Any) -> tuple[list[jax.Array], Outputs]:
-            outputs = apply(params, observation)
+            outputs = apply_module(module, params, observation)
             return [x for x in jax.tree.leaves(outputs) if jnp.issubdtype(x.dtype, jnp.floating)], outputs
 
         floats, gradients_of, outputs = jax.vjp(floats_and_outputs, params, has_aux=True)
         return outputs, gradients_of(floats)
 
-    params = jax.eval_shape(lambda: init_params(module, jax.random.key(0)))
     numbers_of_samples: list[Any] = [*jax.export.symbolic_shape("samples"), 1]
     programs = []
     for samples in numbers_of_samples:
