@@ -43,20 +43,40 @@ def check_fields(config: Any, prefix: str = "", as_options: bool = False) -> Non
         ConfigError: the first field whose value does not fit.
     """
     for name, annotation in get_type_hints(type(config), include_extras=True).items():
-        kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        limits = next((each for each in metadata if isinstance(each, Limits)), Limits())
-        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-        value = getattr(config, name)
-        if isinstance(value, np.generic):
-            value = value.item()
-            object.__setattr__(config, name, value)
-        if as_options:
-            name = option_name(name, metadata)
-        if not any(_fits(value, kind, limits) for kind in kinds):
-            expected = " or ".join(_description(kind, limits) for kind in kinds)
-            raise ConfigError(f"{prefix}{name}", value, expected)
+        _, metadata = _kind_and_metadata(annotation)
+        option = option_name(name, metadata) if as_options else name
+        value = checked_value(f"{prefix}{option}", getattr(config, name), annotation)
+        object.__setattr__(config, name, value)
         if dataclasses.is_dataclass(value):
-            check_fields(value, f"{prefix}{name}." if name else prefix, as_options)
+            check_fields(value, f"{prefix}{option}." if option else prefix, as_options)
+
+
+def checked_value(field: str, value: Any, annotation: Any) -> Any:
+    """Checks a value against an annotation: type, choices and `Limits`.
+
+    Args:
+        field: name of the value in the error.
+
+    Returns:
+        The value, or Python's number for one of NumPy's.
+
+    Raises:
+        ConfigError: the value does not fit.
+    """
+    kind, metadata = _kind_and_metadata(annotation)
+    limits = next((each for each in metadata if isinstance(each, Limits)), Limits())
+    kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not any(_fits(value, kind, limits) for kind in kinds):
+        raise ConfigError(field, value, " or ".join(_description(kind, limits) for kind in kinds))
+    return value
+
+
+def _kind_and_metadata(annotation: Any) -> tuple[Any, Sequence[Any]]:
+    """The type of an annotation, and what `Annotated` adds to it."""
+    kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    return kind, metadata
 
 
 def option_name(field: str, metadata: Sequence[Any]) -> str:

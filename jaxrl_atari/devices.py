@@ -10,13 +10,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxrl_atari.checks import check_fields
+from jaxrl_atari.checks import checked_value
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
-from jaxrl_atari.option_forms import GpuOption
+from jaxrl_atari.option_forms import GpuOption, GpuWord
 
 
 class Placement(NamedTuple):
@@ -134,8 +134,7 @@ def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], o
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
     """The device that a `gpu` option means; see `place`."""
-    devices = DevicesConfig(gpu=gpu)
-    check_fields(devices, "devices.")
+    devices = DevicesConfig(gpu=checked_value(field, gpu, GpuWord))
     return place(devices, field).home
 
 

@@ -74,6 +74,14 @@ def test_a_gpu_that_fails_does_not_hide_the_others(machine, monkeypatch):
     assert [gpu.uuid for gpu in visible_gpus().gpus] == ["GPU-3"]
 
 
+@pytest.mark.parametrize(("names", "expected"), [(None, "MIG-slice"), ("1", "MIG-slice"), ("0", "GPU-0")])
+def test_a_gpu_in_mig_mode_is_its_first_slice_and_hides_the_others(names, expected, machine, monkeypatch):
+    monkeypatch.setenv("FAKE_MIG", "1")
+    if names is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
+    assert [gpu.uuid for gpu in visible_gpus().gpus] == [expected]
+
+
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
     install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
@@ -153,6 +161,14 @@ def test_gpu_option_without_a_gpu(simulate, monkeypatch):
             pick_device(gpu)
 
 
+@pytest.mark.parametrize("gpu", [-1, 1.5, "first"])
+def test_an_impossible_gpu_is_refused_under_the_name_that_the_user_wrote(gpu):
+    with pytest.raises(
+        ConfigError, match=rf"^--gpu = {gpu!r}: expected true or false or a whole number from 0 to"
+    ):
+        pick_device(gpu, "--gpu")
+
+
 def test_devices_of_a_session(simulate):
     cpu = jax.devices("cpu")  # JAX has started: device 0 is the CPU, 1 to 4 stand in for the GPUs
     simulate(4)
@@ -166,6 +182,8 @@ def test_devices_of_a_session(simulate):
     assert place(DevicesConfig(gpu=1, data_parallel="all")).learner == tuple(cpu[2:5])
     with pytest.raises(ConfigError, match=r"devices.data_parallel = 4: expected at most 3"):
         place(DevicesConfig(gpu=1, data_parallel=4))
+    with pytest.raises(ConfigError, match=r"devices.gpu = -1: expected a visible GPU"):
+        place(DevicesConfig(gpu=-1))
     with pytest.raises(
         ConfigError, match=r"devices.actor = 0: expected a visible GPU \(visible: none; devices.gpu = fal"
     ):

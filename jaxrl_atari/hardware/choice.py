@@ -56,7 +56,7 @@ def choose_device(option: GpuOption | Literal["learner"], visible: VisibleGpus, 
     models = [gpu.model for gpu in visible.gpus]
     listed = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {visible.why_none}"
     hint = "use auto or false to run on the CPU"
-    require(index < len(models), field, option, f"a visible GPU (visible: {listed})", hint)
+    require(0 <= index < len(models), field, option, f"a visible GPU (visible: {listed})", hint)
     return index
 
 

@@ -97,6 +97,9 @@ class NvidiaGpus:
         if errors and not gpus:
             return VisibleGpus((), f"NVML failed: {errors[0]}", "driver")
         found = obey_cuda_visible_devices(gpus, _mig_slice)._replace(failing=tuple(errors))
+        slices = [each for gpu in found.gpus for each in _mig_slices(gpu)]
+        if slices:  # by NVIDIA's MIG guide, CUDA shows the first slice alone, and hides the other GPUs
+            found = found._replace(gpus=(slices[0],))
         if found.gpus and not any("cuda" in name for name in _jax_plugins()):
             install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
             return VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", "plugin", found.failing)
@@ -228,7 +231,19 @@ def _gpu(handle: Any) -> Gpu:
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
 
 
+def _mig_slices(gpu: Gpu) -> list[Gpu]:
+    """The slices of a GPU in MIG mode; none of a GPU in another mode, or of a slice."""
+    slices = []
+    with contextlib.suppress(nvml.NVMLError):
+        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(nvml.NVMLError):  # there is no slice in this place
+                slices.append(_gpu(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)))
+    return slices
+
+
 def _mig_slice(name: str) -> Gpu | None:
+    """The slice with this UUID; None for another name."""
     if name.startswith("MIG-"):
         with contextlib.suppress(nvml.NVMLError):  # there is no slice of that name
             return _gpu(nvml.nvmlDeviceGetHandleByUUID(name))

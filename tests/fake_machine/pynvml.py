@@ -2,6 +2,7 @@
 
 The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting
 gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`. Other processes hold FAKE_TAKEN_GIB of each.
+GPU FAKE_MIG is in MIG mode, with room for two slices and `MIG-slice` in the second place.
 """
 
 import os
@@ -51,6 +52,16 @@ def nvmlDeviceGetHandleByUUID(uuid):
     if kind != "GPU" or int(index, 16) >= nvmlDeviceGetCount():
         raise NVMLError(NVML_ERROR_NOT_FOUND)
     return int(index, 16)
+
+
+def nvmlDeviceGetMaxMigDeviceCount(handle):
+    return 2 if str(handle) == os.environ.get("FAKE_MIG") else 0
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(handle, index):
+    if index == 0:
+        raise NVMLError(NVML_ERROR_NOT_FOUND)
+    return "MIG-slice"
 
 
 def nvmlDeviceGetUUID(handle):
