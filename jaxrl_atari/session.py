@@ -35,7 +35,7 @@ from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
-from jaxrl_atari.session_arrays import abstract_arrays, first_arrays
+from jaxrl_atari.session_arrays import first_arrays, resumed_arrays
 from jaxrl_atari.session_environments import SessionEnvironments, start_environments
 from jaxrl_atari.session_parts import make_log, networks_of_session
 
@@ -321,12 +321,12 @@ def open_session(
         algorithm = find_algorithm(config.algorithm)
         options = resolved_options(config)
         checkpoints = Checkpoints(session_dir, say)
-        restored = (
-            checkpoints.resume(partial(abstract_arrays, config.network, algorithm, options, device=placement.home))
-            if resume
-            else None
-        )
-        progress = Progress(restored.meta if restored else {})
+        resumed = checkpoints.resume() if resume else None
+        arrays: dict[str, Any] = {}
+        if resumed is not None:  # another network is refused before a game starts
+            arrays = resumed_arrays(resumed, config.network, algorithm, options, device=placement.home)
+            checkpoints.set_damaged_aside(resumed.damaged)
+        progress = Progress(resumed.meta if resumed else {})
 
         # What plays, learns and evaluates.
         networks_for = partial(networks_of_session, config.network, placement)
@@ -337,14 +337,12 @@ def open_session(
             seed=seed,
             progress=progress,
             checkpoints=checkpoints,
-            restored=restored,
+            resumed=resumed,
             say=say,
         )
         exits.callback(environments.close)
         num_actions = environments.num_actions
-        if restored is not None:
-            arrays = restored.arrays
-        else:
+        if resumed is None:
             arrays = first_arrays(
                 config.network, algorithm, options, num_actions=num_actions, seed=seed, device=placement.home
             )
@@ -367,14 +365,14 @@ def open_session(
             exits.callback(evaluator.close)
 
         # What is written down.
-        was_evaluating = "evaluation" in arrays  # at the checkpoint
+        was_evaluating = resumed is not None and "evaluation" in resumed.items  # at the checkpoint
         if leads:
-            starts_anew = restored is None
+            starts_anew = resumed is None
             open_logs(
                 config, session_dir, progress, outputs, starts_anew=starts_anew, was_evaluating=was_evaluating
             )
         machine = exits.enter_context(monitor([*placement.local_learner, *placement.actors]))
-        log = make_log(config, outputs, progress, restored, arrays["train_state"], environments, machine)
+        log = make_log(config, outputs, progress, resumed, arrays["train_state"], environments, machine)
         if evaluator is not None and was_evaluating:
             evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)
 
@@ -394,9 +392,9 @@ def open_session(
             ends_early=ends_early,
         )
         say(f"device: {session.device_text()}")
-        if restored is not None:
-            say(resume_text(restored.meta, session.meta()))
-        del restored, arrays  # the learner has a copy of the train state: 20 MB for `nature`
+        if resumed is not None:
+            say(resume_text(resumed.meta, session.meta()))
+        del resumed, arrays  # the learner has a copy of the train state: 20 MB for `nature`
         if keep_dir is not None:  # nothing can be refused any more: a new directory stays
             keep_dir()
         yield session

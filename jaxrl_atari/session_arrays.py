@@ -12,6 +12,7 @@ from jaxrl_atari.algorithm import Algorithm
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.network_interface import init_params, make_module
+from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
 from jaxrl_atari.update import init_train_state
 
 
@@ -41,6 +42,31 @@ def first_arrays(
         arrays = _first_arrays(module, algorithm, options, new_key(seed))
         jax.block_until_ready(arrays)  # before the limit ends
     return jax.device_put(arrays, device)
+
+
+def resumed_arrays(
+    resumed: ResumedCheckpoint,
+    network: NetworkConfig,
+    algorithm: Algorithm,
+    options: PPOConfig,
+    *,
+    device: jax.Device,
+) -> dict[str, Any]:
+    """The arrays of a checkpoint: those of `first_arrays`, and `acting` and `evaluation`, if it has them.
+
+    Args:
+        options: as `resolved_options` returns them.
+        device: where the arrays are put.
+
+    Raises:
+        ConfigError: the network is not registered.
+        UserError: the checkpoint holds another network or optimiser.
+    """
+    target = abstract_arrays(network, algorithm, options, resumed.meta["num_actions"], device=device)
+    arrays = resumed.to_devices("arrays", target)
+    for item in resumed.items.keys() - {"arrays"}:  # these have the form of the parameters
+        arrays[item] = resumed.to_devices(item, arrays["train_state"].params)
+    return arrays
 
 
 def abstract_arrays(

@@ -13,7 +13,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.rollout import EnvGroup
-from jaxrl_atari.runs.checkpoints import Checkpoints, RestoredCheckpoint
+from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
 from jaxrl_atari.runs.early_runs import items_of
 from jaxrl_atari.runs.progress import Progress
 
@@ -99,7 +99,7 @@ def start_environments(
     seed: int,
     progress: Progress,
     checkpoints: Checkpoints,
-    restored: RestoredCheckpoint | None,
+    resumed: ResumedCheckpoint | None,
     say: Callable[[str], object],
 ) -> SessionEnvironments:
     """Makes environments in which the games of a checkpoint continue if that is possible; else new games start.
@@ -107,13 +107,13 @@ def start_environments(
     Args:
         seed: seed of the session, from which that of new games derives.
         progress: how far the session has come.
-        restored: the checkpoint that the session resumes from; None for a new session.
+        resumed: the checkpoint that the session resumes from; None for a new session.
         say: receives a line for the user if the games of a checkpoint cannot continue.
     """
     problem = ""
-    if restored is not None:
+    if resumed is not None:
         try:
-            return continue_games(make, env, checkpoints, restored)
+            return continue_games(make, env, checkpoints, resumed)
         except GamesCannotContinue as error:
             problem = str(error)
             say(f"new games are started ({problem})")
@@ -126,24 +126,24 @@ class GamesCannotContinue(UserError):
 
 
 def continue_games(
-    make: MakeGroups, env: EnvConfig, checkpoints: Checkpoints, restored: RestoredCheckpoint
+    make: MakeGroups, env: EnvConfig, checkpoints: Checkpoints, resumed: ResumedCheckpoint
 ) -> SessionEnvironments:
     """Makes environments in which the games of a checkpoint continue.
 
     Raises:
         GamesCannotContinue: it has none, they need other environments, or they cannot be played again.
     """
-    problem = games_problem(env, restored.meta)
+    problem = games_problem(env, resumed.meta)
     if problem:
         raise GamesCannotContinue(problem)
-    game_seed = restored.meta["game_seed"]
+    game_seed = resumed.meta["game_seed"]
     # 0: playing the games again brings the count of steps back. New games continue it.
     environments = SessionEnvironments(make(game_seed, 0), game_seed)
     try:
-        saved = GamesInProgress(**checkpoints.restore(restored.env_steps, item="games"))
+        saved = GamesInProgress(**checkpoints.restore(resumed.env_steps, item="games"))
         carry = {}
-        if "carry" in restored.meta["items"]:
-            carry = checkpoints.restore(restored.env_steps, item="carry")
+        if "carry" in resumed.meta["items"]:
+            carry = checkpoints.restore(resumed.env_steps, item="carry")
         environments.resume(saved, carry)
     except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
         _log.info("the games of the checkpoint cannot continue", exc_info=True)

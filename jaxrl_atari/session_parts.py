@@ -8,7 +8,7 @@ from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.tuning import compile_clock
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.network_interface import Networks
-from jaxrl_atari.runs.checkpoints import RestoredCheckpoint
+from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.writers import Writer
@@ -24,7 +24,7 @@ def make_log(
     config: Config,
     outputs: Writer,
     progress: Progress,
-    restored: RestoredCheckpoint | None,
+    resumed: ResumedCheckpoint | None,
     train_state: TrainState,
     environments: SessionEnvironments,
     machine: Callable[[], Mapping[str, float]],
@@ -33,7 +33,7 @@ def make_log(
 
     Args:
         outputs: receives its lines and log points.
-        restored: the checkpoint that the session resumes from; None for a new session.
+        resumed: the checkpoint that the session resumes from; None for a new session.
         train_state: that of the checkpoint, or the first one.
         machine: returns the machine's figures for a log point.
     """
@@ -41,7 +41,7 @@ def make_log(
         outputs,
         config.log.every_env_steps,
         progress,
-        unlogged=restored.meta.get("unlogged_metrics", ()) if restored else (),
+        unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
         optimizer_steps=int(train_state.optimizer_steps),
         steps_per_update=config.ppo.epochs * config.num_minibatches,
         monitor=machine,

@@ -57,10 +57,19 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
     return values
 
 
-def to_device(value: np.ndarray, target: Any) -> Any:
-    """Moves a restored array to the devices of `target`. The data of a key become a key again."""
-    array = jax.device_put(value, target.sharding)
-    return key_of_data(array) if _is_key(target) else array
+def to_devices(values: dict[str, np.ndarray], target: Any) -> Any:
+    """The tree `target` with the arrays of `values`, by their paths, on its devices; its other leaves stay.
+
+    The data of a key become a key again.
+    """
+
+    def placed(path: Any, leaf: Any) -> Any:
+        if name_of(path) not in values:
+            return leaf
+        array = jax.device_put(values[name_of(path)], leaf.sharding)
+        return key_of_data(array) if _is_key(leaf) else array
+
+    return jax.tree_util.tree_map_with_path(placed, target)
 
 
 def name_of(path: Any) -> str:

@@ -21,11 +21,11 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-import jax
+import numpy as np
 
 from jaxrl_atari import __version__
 from jaxrl_atari.errors import ParametersOnly, UserError, reason
@@ -34,9 +34,8 @@ from jaxrl_atari.runs.arrays import (
     array_digests,
     array_shapes,
     digest,
-    name_of,
     read_arrays,
-    to_device,
+    to_devices,
     to_host,
 )
 from jaxrl_atari.runs.checkpoint_files import without_late_reports, write_checkpoint
@@ -45,6 +44,7 @@ from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, checkpoint_path, meta_file
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 FORMAT_VERSION = 3
 """Version of the form of checkpoints, which their meta has. Checkpoints of other versions are refused."""
@@ -58,13 +58,32 @@ class DamagedCheckpoint(UserError):
     """A checkpoint whose files are incomplete or broken, or that differs from its digests."""
 
 
+Damaged = dict[int, DamagedCheckpoint]
+"""Checkpoints that were passed over: env steps -> error."""
+
+
 class RestoredCheckpoint(NamedTuple):
-    """A checkpoint that was restored."""
+    """A checkpoint that was restored to devices."""
 
     env_steps: int
-    arrays: Any  # the item `arrays`, and further items by their names
+    arrays: Any  # the item `arrays`
     meta: dict[str, Any]
-    damaged: dict[int, DamagedCheckpoint]  # env steps -> error of newer checkpoints, which were passed over
+    damaged: Damaged  # newer checkpoints
+
+
+class ResumedCheckpoint(NamedTuple):
+    """The checkpoint that a session resumes from, in the memory of the host."""
+
+    path: Path
+    env_steps: int
+    items: dict[str, dict[str, np.ndarray]]  # `arrays`, `acting`, `evaluation` -> path -> array
+    meta: dict[str, Any]
+    damaged: Damaged  # newer checkpoints
+
+    def to_devices(self, item: str, target: Any) -> Any:
+        """An item on the devices of `target`. Raises `UserError` as `Checkpoints.restore` for another network."""
+        require_shapes(self.path, item_meta(self.meta, item)["shapes"], target)
+        return to_devices(self.items[item], target)
 
 
 class Checkpoints:
@@ -140,15 +159,10 @@ class Checkpoints:
         """
         path = checkpoint_path(self.session_dir, env_steps)
         meta = self.read_meta(env_steps)
-        saved = meta if item == "arrays" else meta["items"][item]
+        saved = item_meta(meta, item)
         if meta.get("parameters_only") and part != PARAMETERS:
             raise ParametersOnly(path)
-        for name, shape in array_shapes(target).items():
-            if name.startswith(part) and saved["shapes"].get(name) != shape:
-                raise UserError(
-                    f"{path}: holds another network or optimiser: {name} is {saved['shapes'].get(name)}, expected"
-                    f" {shape}; use the game, network and optimiser settings that it was saved with"
-                )
+        require_shapes(path, saved["shapes"], target, part)
         try:
             values = read_arrays(path / item, target or dict.fromkeys(saved["shapes"], 0), part)
         except Exception as error:  # orbax can raise any type for a damaged file
@@ -156,79 +170,85 @@ class Checkpoints:
         for name, present in array_digests(values).items():
             if present != saved["checksums"][name]:
                 raise DamagedCheckpoint(f"{path}: damaged: {name} differs from its digest")
-        if target is None:
-            return values
-
-        def restored(at: Any, leaf: Any) -> Any:
-            return to_device(values[name_of(at)], leaf) if name_of(at) in values else leaf
-
-        return jax.tree_util.tree_map_with_path(restored, target)
+        return values if target is None else to_devices(values, target)
 
     def check(self, env_steps: int) -> None:
         """Reads all arrays of a checkpoint, to check them. Raises `UserError` as `restore`."""
         for item in ["arrays", *items_of(self.read_meta(env_steps))]:
             self.restore(env_steps, item=item)
 
-    def restore_newest(
-        self, target: Callable[[dict[str, Any]], Any], extra_items: Sequence[str] = (), part: str = ""
-    ) -> RestoredCheckpoint:
+    def restore_newest(self, target: Callable[[dict[str, Any]], Any], part: str = "") -> RestoredCheckpoint:
         """Restores the newest checkpoint that is sound.
 
         Args:
             target: meta -> `target` of `restore`.
-            extra_items: names of further items to restore with the arrays, where the checkpoint has them; each
-                has the structure of `train_state.params`.
             part: part of the arrays, as in `restore`.
 
         Raises:
             UserError: as `restore`; there is no checkpoint, or every one is damaged.
         """
-        damaged: dict[int, DamagedCheckpoint] = {}
+
+        def restore(env_steps: int) -> RestoredCheckpoint:
+            meta = self.read_meta(env_steps)
+            return RestoredCheckpoint(env_steps, self.restore(env_steps, target(meta), part=part), meta, {})
+
+        restored, damaged = self._newest_sound(restore)
+        return restored._replace(damaged=damaged)
+
+    def _newest_sound(self, read: Callable[[int], _T]) -> tuple[_T, Damaged]:
+        """What `read` returns for the newest checkpoint for which it raises no `DamagedCheckpoint`.
+
+        Args:
+            read: env steps -> what is returned, with the newer checkpoints, which are damaged.
+
+        Raises:
+            UserError: as `read`; there is no checkpoint, or every one is damaged.
+        """
+        damaged: Damaged = {}
         for env_steps in reversed(self.env_steps()):
             try:
-                meta = self.read_meta(env_steps)
-                arrays = self.restore(env_steps, target(meta), part=part)
-                for name in items_of(meta).keys() & extra_items:
-                    arrays[name] = self.restore(env_steps, arrays["train_state"].params, name)
-                return RestoredCheckpoint(env_steps, arrays, meta, damaged)
+                return read(env_steps), damaged
             except DamagedCheckpoint as error:
                 damaged[env_steps] = error
         reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
         raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
 
-    def resume(self, target: Callable[[int], Any]) -> RestoredCheckpoint | None:
-        """Restores the newest sound checkpoint, if there is one, and sets the damaged ones aside.
+    def resume(self) -> ResumedCheckpoint | None:
+        """Reads the newest sound checkpoint, if there is one.
 
         With several processes, each reads the checkpoint that the leader chose.
 
-        Args:
-            target: number of actions -> `target` of `restore`.
-
         Raises:
-            UserError: as `restore_newest`, where there are checkpoints.
+            UserError: every checkpoint is damaged, holds the parameters alone, or has another format version.
         """
-
-        def target_of(meta: dict[str, Any]) -> Any:
-            return target(meta["num_actions"])
-
-        restored = None
+        resumed = None
         problem = ""
         if is_leader() and self.env_steps():
             try:
-                restored = self.restore_newest(target_of, ("acting", "evaluation"))
+                newest, damaged = self._newest_sound(self._read)
+                resumed = newest._replace(damaged=damaged)
             except UserError as error:
                 problem = str(error)[:1_000]  # `agree` sends 4,096 bytes
         if problem := agree(problem):
             raise UserError(problem)
-        env_steps = int(agree(str(restored.env_steps if restored else -1)))
+        env_steps = int(agree(str(resumed.env_steps if resumed else -1)))
         if not is_leader() and env_steps >= 0:
-            meta = self.read_meta(env_steps)
-            restored = RestoredCheckpoint(env_steps, self.restore(env_steps, target_of(meta)), meta, {})
-        if restored is None:
-            return None
-        for damaged, error in restored.damaged.items():
-            self._say(f"{error}; it is now {self.set_aside(damaged)}")
-        return restored._replace(meta=complete_meta(restored.meta))
+            resumed = self._read(env_steps)
+        return None if resumed is None else resumed._replace(meta=complete_meta(resumed.meta))
+
+    def _read(self, env_steps: int) -> ResumedCheckpoint:
+        """Reads a checkpoint for `resume`; `acting` and `evaluation` for the leader alone."""
+        meta = self.read_meta(env_steps)
+        items = {"arrays": self.restore(env_steps)}
+        if is_leader():
+            for name in items_of(meta).keys() & {"acting", "evaluation"}:
+                items[name] = self.restore(env_steps, item=name)
+        return ResumedCheckpoint(checkpoint_path(self.session_dir, env_steps), env_steps, items, meta, {})
+
+    def set_damaged_aside(self, damaged: Damaged) -> None:
+        """Renames damaged checkpoints, and says so."""
+        for env_steps, error in damaged.items():
+            self._say(f"{error}; it is now {self.set_aside(env_steps)}")
 
     # --- Writing ---
 
@@ -318,6 +338,27 @@ class Checkpoints:
         """Renames a checkpoint to `<why>_<env_steps>` and returns its new path."""
         path = checkpoint_path(self.session_dir, env_steps)
         return path.rename(unused(self.directory / f"{why}_{env_steps}"))
+
+
+def item_meta(meta: dict[str, Any], item: str) -> dict[str, Any]:
+    """The `shapes` and `checksums` of an item, in the meta of its checkpoint."""
+    return meta if item == "arrays" else meta["items"][item]
+
+
+def require_shapes(path: Path, saved: dict[str, str], target: Any, part: str = "") -> None:
+    """Raises `UserError` unless an item of a checkpoint has the arrays of `target`.
+
+    Args:
+        path: of the checkpoint.
+        saved: the shapes of the item, as `array_shapes` returned them.
+        part: beginning of the paths of the arrays that are compared.
+    """
+    for name, shape in array_shapes(target).items():
+        if name.startswith(part) and saved.get(name) != shape:
+            raise UserError(
+                f"{path}: holds another network or optimiser: {name} is {saved.get(name)}, expected {shape};"
+                " use the game, network and optimiser settings that it was saved with"
+            )
 
 
 def meta_digest(meta: dict[str, Any]) -> str:
