@@ -79,6 +79,7 @@ def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(how, tmp_pat
     result = FakeMachine(tmp_path).python(*TINY, "--output-dir", tmp_path, **how)
     assert result.returncode == 2
     assert "other processes hold its memory; wait for them, lower their devices.memory_fraction" in result.stderr
+    assert "devices.gpu" not in result.stderr  # `evaluate` has `--gpu`, and processes of `distributed` no index
     assert "Traceback" not in result.stderr
 
 

@@ -228,7 +228,7 @@ def start_gpus(chosen: DeviceChoice) -> list[jax.Device]:
         if is_full or NO_MEMORY.search(str(error)):
             raise UserError(
                 f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; "
-                "wait for them, lower their devices.memory_fraction, or choose another GPU with devices.gpu"
+                "wait for them, lower their devices.memory_fraction, or choose another GPU"
             ) from error
         forbid_gpu(f"JAX cannot start on a GPU: {reason(error)}")
         return []

@@ -1,7 +1,7 @@
 """The GPUs that this process may use, found before JAX starts its back end.
 
 NVML lists GPUs without a CUDA context and without using their memory. It numbers them as `nvidia-smi` does, and
-CUDA is told to do the same (CUDA_DEVICE_ORDER). Tests replace NVML and CUDA by a `GpuProvider` of their own
+CUDA is told to do the same (CUDA_DEVICE_ORDER). Tests replace NVML and CUDA with a `GpuProvider` of their own
 (`use_provider`).
 """
 
@@ -54,7 +54,7 @@ class GpuProvider(Protocol):
         ...
 
     def forbid(self, why: str) -> None:
-        """Keeps JAX off the GPUs. From then on, `visible_gpus` has none, and `why` as the reason."""
+        """Keeps JAX off the GPUs. From then on, `visible_gpus` returns none, with `why` as the reason."""
         ...
 
     def limit(self, used: Collection[int]) -> None:
@@ -152,7 +152,11 @@ def gpu_provider() -> GpuProvider:
 
 
 def visible_gpus() -> VisibleGpus:
-    """The GPUs that JAX could use in this process. Raises `ConfigError` for an unusable CUDA_DEVICE_ORDER."""
+    """The GPUs that JAX could use in this process.
+
+    Raises:
+        ConfigError: CUDA_DEVICE_ORDER is another order than NVML's, or CUDA_VISIBLE_DEVICES names a GPU twice.
+    """
     return gpu_provider().visible_gpus()
 
 
@@ -259,8 +263,9 @@ def gpu_packages() -> dict[str, str]:
 
     They are JAX's plugin, and NVIDIA's libraries such as cuDNN and cuBLAS. nvidia-ml-py (NVML) computes nothing.
     """
+    # A broken package has no name.
     installed = {package.name or "": package.version for package in importlib.metadata.distributions()}
-    prefixes = ("jax-cuda", "nvidia-")  # a broken package has no name
+    prefixes = ("jax-cuda", "nvidia-")
     names = sorted(name for name in installed if name.startswith(prefixes) and name != "nvidia-ml-py")
     return {name: installed[name] for name in names}
 

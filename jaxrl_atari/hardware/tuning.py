@@ -31,7 +31,6 @@ MALLOC = {
 ZSTD = b"\x28\xb5\x2f\xfd"
 """The bytes with which data in zstd begin (RFC 8878)."""
 
-
 SECONDS_TO_WRITE = 10.0
 """A program that has changed within this time may be incomplete: JAX writes it under its final name."""
 
