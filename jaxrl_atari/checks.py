@@ -8,12 +8,11 @@ import os
 import re
 import types
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from jaxrl_atari.errors import ConfigError, UserError, require
+from jaxrl_atari.errors import ConfigError, require
 
 
 class Limits(NamedTuple):
@@ -89,16 +88,6 @@ def option_name(field: str, metadata: Sequence[Any]) -> str:
     """
     names = [each.name for each in metadata if getattr(each, "name", None) is not None]
     return names[0] if names else field.replace("_", "-")
-
-
-def require_new_folder(path: Path, option: str = "") -> None:
-    """Raises `UserError` unless a folder can be made at `path`: it does not exist, or is an empty folder.
-
-    Args:
-        option: the option that names the folder, such as `--output`; empty for a word of a command.
-    """
-    if path.is_file() or any(path.glob("*")):
-        raise UserError(f"{option} {path}".lstrip() + ": exists already; choose another folder, or remove it")
 
 
 def whole_number_variable(name: str, limits: Limits) -> int | None:

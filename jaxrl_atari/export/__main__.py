@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.checks import require_new_folder
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import require_package
 from jaxrl_atari.evaluate.policy import load_policy
@@ -29,7 +28,7 @@ from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.runs.files import unused
+from jaxrl_atari.runs.files import require_new_folder, unused
 from jaxrl_atari.runs.layout import session_number
 
 

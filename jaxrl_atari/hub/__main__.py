@@ -30,7 +30,6 @@ from typing import Annotated, Any
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.checks import require_new_folder
 from jaxrl_atari.cli.commands import list_commands
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import UserError, os_reason, require_package
@@ -39,7 +38,7 @@ from jaxrl_atari.hub.files import packed_files, repository_files
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import CheckpointChoice, RunDir
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.files import require_new_folder, write_file
 from jaxrl_atari.runs.layout import command_line
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"

@@ -1,4 +1,4 @@
-"""File operations: atomic writes, unused file names, and a lock on a directory."""
+"""File operations: atomic writes, unused file names, new folders, and a lock on a directory."""
 
 import contextlib
 import errno
@@ -145,6 +145,16 @@ def unused(path: Path) -> Path:
     stem, suffix = (path.name, "") if path.is_dir() else (path.stem, path.suffix)
     numbered = (path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(2))
     return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
+
+
+def require_new_folder(path: Path, option: str = "") -> None:
+    """Raises `UserError` unless a folder can be made at `path`: it does not exist, or is an empty folder.
+
+    Args:
+        option: the option that names the folder, such as `--output`; empty for a word of a command.
+    """
+    if path.is_file() or any(path.glob("*")):
+        raise UserError(f"{option} {path}".lstrip() + ": exists already; choose another folder, or remove it")
 
 
 @contextlib.contextmanager
