@@ -104,7 +104,9 @@ def test_the_documentation_defines_every_column():
 
 
 def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
-    CsvWriter(tmp_path, 0, 0, print).write(row(10240, value_loss=float(np.float32(0.1)), sps=math.inf))
+    CsvWriter(tmp_path, print, metrics_until=0, evaluations_until=0).write(
+        row(10240, value_loss=float(np.float32(0.1)), sps=math.inf)
+    )
     header, line = (tmp_path / "metrics.csv").read_text().splitlines()
     assert header == ",".join(COLUMNS)
     cells = dict(zip(COLUMNS, line.split(","), strict=True))
@@ -120,7 +122,7 @@ def test_what_has_no_column_yet_becomes_one(tmp_path):
         assert max(read_metrics(tmp_path)["env_steps"]) == values["env_steps"], "at no moment is a row lost"
     writer.close()
     open_at(tmp_path, 300, 300).close()
-    CsvWriter(tmp_path, 300, 300, print).write(row(500, spread=3.0))
+    CsvWriter(tmp_path, print, metrics_until=300, evaluations_until=300).write(row(500, spread=3.0))
     with (tmp_path / "metrics.csv").open(newline="") as file:
         header, *lines = csv.reader(file)
     assert header == [*COLUMNS, "novelty", "spread"]
@@ -197,7 +199,7 @@ def test_a_table_that_a_spreadsheet_has_saved_is_read_and_written_in_full(tmp_pa
     assert [dict(x) for rows in cells_of(tmp_path).values() for x in rows] == [
         dict(x) for rows in before.values() for x in rows
     ]
-    writer = CsvWriter(tmp_path, 300, 300, said.append)
+    writer = CsvWriter(tmp_path, said.append, metrics_until=300, evaluations_until=300)
     assert {name: (tmp_path / name).read_bytes() for name in before} == as_written
     save(tmp_path / "metrics.csv")  # while the session trains
     writer.write(row(400))
@@ -224,7 +226,7 @@ def test_a_table_with_lines_that_are_not_understood_is_set_aside(tmp_path, edit,
     path.write_text(edit(path.read_text()))
     damaged = path.read_bytes()
     kept = read_metrics(tmp_path)["env_steps"].tolist()
-    CsvWriter(tmp_path, 300, 300, said.append).write(row(400))
+    CsvWriter(tmp_path, said.append, metrics_until=300, evaluations_until=300).write(row(400))
     assert (tmp_path / "metrics_2.csv").read_bytes() == damaged
     assert re.match(rf"metrics.csv: \d lines? (is|are) not understood \({re.escape(problem)}", said[0])
     assert said[0].endswith("the file as it was is now metrics_2.csv")
@@ -262,7 +264,7 @@ def test_a_table_without_a_header_that_is_understood_is_refused_and_left_as_it_i
 )
 def test_a_table_that_is_rotated_while_the_session_trains_goes_on_as_a_new_file(tmp_path, rotate):
     said = []
-    writer = CsvWriter(tmp_path, 0, 0, said.append)
+    writer = CsvWriter(tmp_path, said.append, metrics_until=0, evaluations_until=0)
     writer.write(row(100))
     rotate(tmp_path / "metrics.csv")
     for env_steps in (200, 300):
@@ -276,14 +278,14 @@ def test_a_column_of_the_users_own_is_kept(tmp_path):
     path = tmp_path / "metrics.csv"
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([f"note,{header}", *(f'"good, so far",{line}' for line in lines)]) + "\n")
-    CsvWriter(tmp_path, 200, 200, print).write(row(300))
+    CsvWriter(tmp_path, print, metrics_until=200, evaluations_until=200).write(row(300))
     assert [cells["note"] for cells in read_table(path).rows] == ["good, so far", "good, so far", ""]
 
 
 def test_missing_rows_are_named(tmp_path):
     said = []
     write(tmp_path, (100,), tensorboard=False)
-    CsvWriter(tmp_path, 200, 0, said.append)
+    CsvWriter(tmp_path, said.append, metrics_until=200, evaluations_until=0)
     assert said == ["metrics.csv ends at 100 env steps: the rows up to 200 are not there"]
 
 
@@ -316,7 +318,7 @@ def test_points_of_tensorboard_have_the_times_of_their_rows(tmp_path, monkeypatc
     for name, dates in (("new", [{"unix_time": 1_000}, {"unix_time": 1_060}]), ("old", [{}, {}])):
         session_dir = tmp_path / name
         session_dir.mkdir()
-        tables = CsvWriter(session_dir, 0, 0, print)
+        tables = CsvWriter(session_dir, print, metrics_until=0, evaluations_until=0)
         tables.write(row(100, wall_seconds=10.0, **dates[0]))
         tables.write(row(200, wall_seconds=70.0, **dates[1]))
         tables.evaluation({"env_steps": 200, "mean": 1.0, "std": 0.0, "unix_time": 1_090})
@@ -330,7 +332,7 @@ def test_points_of_tensorboard_have_the_times_of_their_rows(tmp_path, monkeypatc
 
 def test_an_evaluation_of_one_game_has_no_std(tmp_path):
     result = {"env_steps": 200, "episodes": 1, "mean": 1.0, "std": None, "cut_off": 0, "unix_time": 1_090}
-    CsvWriter(tmp_path, 0, 0, print).evaluation(result)
+    CsvWriter(tmp_path, print, metrics_until=0, evaluations_until=0).evaluation(result)
     assert (tmp_path / "evaluations.csv").read_text().splitlines()[1] == "200,1,1.0,,0,1090"
     writer = TensorBoardWriter(Config(), tmp_path)  # from the table
     writer.evaluation(result | {"env_steps": 300})
@@ -384,7 +386,10 @@ def test_every_reader_of_tensorboard_sees_what_the_tables_have(killed):
 
 def test_a_full_disk_is_an_error_at_once(tmp_path):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for writer in (CsvWriter(tmp_path, 0, 0, print), TensorBoardWriter(Config(), tmp_path)):
+    for writer in (
+        CsvWriter(tmp_path, print, metrics_until=0, evaluations_until=0),
+        TensorBoardWriter(Config(), tmp_path),
+    ):
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
         with pytest.raises(OSError, match="File too large"):
             [writer.write(row(env_steps)) for env_steps in range(1_000)]

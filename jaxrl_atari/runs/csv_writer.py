@@ -24,13 +24,13 @@ class CsvWriter(Writer):
 
     Args:
         session_dir: its tables have readable headers (`require_headers`).
+        say: receives lines for the user.
         metrics_until, evaluations_until: env steps of the last rows that are kept at a resume. Later rows are
             dropped from the files, because the session will write them again.
-        say: receives lines for the user.
     """
 
     def __init__(
-        self, session_dir: Path, metrics_until: int, evaluations_until: int, say: Callable[[str], object]
+        self, session_dir: Path, say: Callable[[str], object], *, metrics_until: int, evaluations_until: int
     ):
         self._dir = session_dir
         self._say = say

@@ -69,7 +69,14 @@ def open_logs(
     evaluations_until = progress.evaluated_env_steps
     if was_evaluating:
         evaluations_until -= 1  # the row of that evaluation may have been written after the checkpoint
-    outputs.add(CsvWriter(session_dir, progress.logged_env_steps, evaluations_until, outputs.message))
+    outputs.add(
+        CsvWriter(
+            session_dir,
+            outputs.message,
+            metrics_until=progress.logged_env_steps,
+            evaluations_until=evaluations_until,
+        )
+    )
     if config.log.tensorboard:
         outputs.add(TensorBoardWriter(config, session_dir))  # it reads the tables, which have been cut
 
