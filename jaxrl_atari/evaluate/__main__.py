@@ -23,7 +23,7 @@ from jaxrl_atari.cli.options import parse
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import run_evaluation
-from jaxrl_atari.evaluate.policy import Policy, find_session, load_policy
+from jaxrl_atari.evaluate.policy import Policy, find_session, load_session_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.hardware.tuning import tune_process
@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     policies = [
-        load_policy(path, options.checkpoint, device=device, backend=options.backend) for path in session_dirs
+        load_session_policy(path, options.checkpoint, device=device, backend=options.backend)
+        for path in session_dirs
     ]
     run_dir = policies[0].session_dir.absolute().parent
     every_session = options.session == "all"

@@ -231,8 +231,18 @@ def load_policy(
         UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
     directory = find_session(run_dir, session, skip_damaged=checkpoint == "latest")
-    checkpoints = Checkpoints(directory)
-    device = device or pick_device("auto")
+    return load_session_policy(directory, checkpoint, device=device or pick_device("auto"), backend=backend)
+
+
+def load_session_policy(
+    session_dir: Path,
+    checkpoint: Literal["best", "latest"] | int,
+    *,
+    device: jax.Device,
+    backend: Literal["ale", "envpool", "gymnasium"] | None,
+) -> Policy:
+    """`load_policy` for a session that `find_session` has found."""
+    checkpoints = Checkpoints(session_dir)
 
     def restore_target(meta: dict[str, Any]) -> Any:
         """The shapes of the parameters and the device that they go to."""
@@ -260,7 +270,7 @@ def load_policy(
         network=network,
         params=arrays["train_state"]["params"],
         device=device,
-        session_dir=directory,
+        session_dir=session_dir,
         env_steps=env_steps,
         num_actions=meta["num_actions"],
     )
