@@ -145,6 +145,12 @@ GpuOrLearner = Annotated[
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
 """The type of the first word of a command that reads a run."""
 
+AnyDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+"""The type of the first word of a command that reads runs, suites and searches."""
+
+MoreDirs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR ...]")]
+"""The type of the further words of such a command."""
+
 ENV_STEPS = Limits(0, 10**12)
 """The env steps at which a session may have a checkpoint."""
 

@@ -21,11 +21,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-import tyro
-
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
+from jaxrl_atari.option_forms import AnyDir, MoreDirs
 from jaxrl_atari.output import say
 from jaxrl_atari.report.comparison import compare_suites, save_comparison
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
@@ -42,9 +41,9 @@ from jaxrl_atari.suite.sweep_results import draw_sweep
 class Options:
     """Draws graphs of runs and searches, and compares runs or suites."""
 
-    run_dir: tyro.conf.Positional[Path]
-    """Directory of a run, a suite, a sweep or a search."""
-    others: tyro.conf.Positional[tuple[Path, ...]] = ()
+    run_dir: AnyDir
+    """Directory of a run, a suite, a sweep or a search, such as data/NAME_TIMESTAMP."""
+    others: MoreDirs = ()
     """More directories, to compare."""
     output: Path = Path("graphs")
     """Folder for the comparison of several runs, or of suites."""

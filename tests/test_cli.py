@@ -239,6 +239,12 @@ REFUSALS = [
     ),
     ("evaluate", "", "error: RUN_DIR is missing: Directory of a run (data/NAME_TIMESTAMP) or, without"),
     (
+        "plots",
+        "",
+        "error: DIR is missing: Directory of a run, a suite, a sweep or a search, such as data/NAME",
+    ),
+    ("report", "", "error: DIR is missing: Directory of a run, a suite or a search, such as data/NAME_TIMESTAMP."),
+    (
         "hub",
         "push",
         "error: RUN_DIR is missing: Directory of a run, such as data/NAME_TIMESTAMP. "

@@ -7,12 +7,10 @@ The report of a suite or a search links to the reports of its runs, which are wr
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import parse
+from jaxrl_atari.option_forms import AnyDir, MoreDirs
 from jaxrl_atari.output import say
 from jaxrl_atari.report.page import write_report
 
@@ -21,9 +19,9 @@ from jaxrl_atari.report.page import write_report
 class Options:
     """Writes report.html, one file with everything in it, into directories of runs, suites or searches."""
 
-    run_dir: tyro.conf.Positional[Path]
-    """Directory of a run, a suite or a search."""
-    others: tyro.conf.Positional[tuple[Path, ...]] = ()
+    run_dir: AnyDir
+    """Directory of a run, a suite or a search, such as data/NAME_TIMESTAMP."""
+    others: MoreDirs = ()
     """More such directories."""
 
 
