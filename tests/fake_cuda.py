@@ -61,7 +61,7 @@ def _machine(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")
     monkeypatch.syspath_prepend(FAKE_MACHINE)
-    platforms = jax.config.jax_platforms
+    platforms, in_jax = jax.config.jax_platforms, jax.config.read("jax_cuda_visible_devices")
     jax.config.update("jax_platforms", None)
     gpus._start_nvml.cache_clear()
     before = gpus.use_provider(gpus.NvidiaGpus())
@@ -69,3 +69,4 @@ def _machine(monkeypatch):
     gpus.use_provider(before)
     gpus._start_nvml.cache_clear()
     jax.config.update("jax_platforms", platforms)
+    jax.config.update("jax_cuda_visible_devices", in_jax)

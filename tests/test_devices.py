@@ -102,6 +102,18 @@ def test_another_order_of_cuda_is_refused(machine, monkeypatch):
     assert choose_devices(DevicesConfig(gpu=False)).gpus == ()
 
 
+def test_a_choice_of_gpus_in_jaxs_config_is_refused_but_not_our_own(machine):
+    jax.config.update("jax_cuda_visible_devices", "1")
+    with pytest.raises(
+        ConfigError, match=r"jax_cuda_visible_devices = '1': expected all; choose GPUs with CUDA_V"
+    ):
+        limit_jax(DevicesConfig())
+    jax.config.update("jax_cuda_visible_devices", "all")
+    for gpu in (2, 3):
+        limit_jax(DevicesConfig(gpu=gpu))
+        assert jax.config.read("jax_cuda_visible_devices") == str(gpu)
+
+
 def test_a_session_after_one_that_has_limited_jax_to_the_cpu(machine):
     limit_jax(DevicesConfig(gpu=False))
     why = r"visible: none; JAX has been limited to the CPU in this process \(devices.gpu = false\)"

@@ -155,7 +155,8 @@ def visible_gpus() -> VisibleGpus:
     """The GPUs that JAX could use in this process.
 
     Raises:
-        ConfigError: CUDA_DEVICE_ORDER is another order than NVML's, or CUDA_VISIBLE_DEVICES names a GPU twice.
+        ConfigError: CUDA_DEVICE_ORDER is another order than NVML's, CUDA_VISIBLE_DEVICES names a GPU twice, or
+            the user has set `jax_cuda_visible_devices` of JAX's config.
     """
     return gpu_provider().visible_gpus()
 
@@ -203,9 +204,12 @@ def _start_nvml() -> None:
     """Starts NVML, and makes CUDA number the GPUs as NVML does. By default, CUDA numbers the fastest GPU first.
 
     Raises:
-        ConfigError: the user has chosen another order for CUDA.
+        ConfigError: the user has chosen another order for CUDA, or GPUs in JAX's config.
     """
     nvml.nvmlInit()
+    chosen = jax_config.read("jax_cuda_visible_devices")  # `limit` sets it later
+    hint = "choose GPUs with CUDA_VISIBLE_DEVICES or devices.gpu"
+    require(chosen == "all", "jax_cuda_visible_devices", chosen, "all", hint)
     order = os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"
     hint = "unset it, and choose GPUs by the indices or UUIDs of nvidia-smi"
     require(order == "PCI_BUS_ID", "CUDA_DEVICE_ORDER", order, "PCI_BUS_ID", hint)
