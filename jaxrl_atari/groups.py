@@ -1,25 +1,148 @@
-"""The environments of a session: dealt to the learner's devices in blocks, and each block to groups.
+"""Groups of environments: emulators that step together, and the policy that acts in them.
 
-Environments are numbered 0 .. B-1 in the session. A pool of emulators runs each group (`envs/`).
+A group lasts as long as its session and is made by `make_groups`. `rollout.py` plays its rollouts; a checkpoint
+between two of them keeps its games.
 """
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement
-from jaxrl_atari.envs import make_pool
-from jaxrl_atari.envs.record import default_anchor_steps
-from jaxrl_atari.network_interface import Networks
-from jaxrl_atari.rollout import EnvGroup
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
+from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps
+from jaxrl_atari.envs.replay import restore_games
+from jaxrl_atari.frames import STACK
+from jaxrl_atari.network_interface import Network, Networks
+
+# --- A group -----------------------------------------------------------------------------------------------------
+
+
+class Past(NamedTuple):
+    """What a rollout starts from: what the policy saw and remembers before step 0."""
+
+    frames: jax.Array  # uint8 [3, B, *frame]: the newest frames of the three steps before, the oldest first
+    age: jax.Array  # int32 [B]: age of the last of them
+    carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
+
+
+def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> Past:
+    """What the first rollout starts from: black frames, which no stack shows, since its games start there.
+
+    Args:
+        frame_shape: `FrameLayout.shape` of the network.
+        carry: `Network.initial_carry` of the environments.
+    """
+    frames = jnp.zeros((STACK - 1, num_envs, *frame_shape), jnp.uint8)
+    return Past(frames, jnp.zeros(num_envs, jnp.int32), carry)
+
+
+class EnvGroup:
+    """Environments that step together on one device, and the policy that acts in them.
+
+    A new group resets its emulators: its first rollout starts new games. What the next rollout starts from:
+
+        newest          the emulators' newest step
+        episodes        counts of the games in progress
+        past            what the policy saw and remembers before the newest step
+
+    A rollout (`rollout.RolloutInProgress`) changes the first two with each step, and the last when it is finished.
+    Between two rollouts a checkpoint takes what `take_games` returns, and `past.carry`. A group that is made later
+    continues from these (`resume`).
+
+    Args:
+        pool: the emulators; whoever made it closes it.
+        network: the network that acts.
+        rollout_length: T, steps of each of its rollouts.
+        device: where the network acts.
+        rules: rules of the protocol; they define which rewards and terminals learning sees.
+        first_env: number of the first environment in the session.
+        check: assert at every step that what acting uses lies on `device`.
+    """
+
+    def __init__(
+        self,
+        pool: EnvPool,
+        network: Network,
+        *,
+        rollout_length: int,
+        device: jax.Device,
+        rules: Rules,
+        first_env: int = 0,
+        check: bool = False,
+    ):
+        self.first_env = first_env
+        self.pool = pool
+        self.device = device
+        self.rollout_length = rollout_length
+        self.network = network
+        self.rules = rules
+        self.check = check
+        numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
+        self.env_index = jax.device_put(numbers, device)
+        """Numbers of the environments in the session, int32 [B]."""
+        with jax.default_device(device):
+            past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
+        self._start_from(pool.reset(), EpisodeCounter(pool.num_envs), past)
+
+    def _start_from(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
+        """Sets what the next rollout starts from."""
+        self.newest = newest
+        self.episodes = episodes
+        self.past = jax.device_put(past, self.device)
+
+    def advance(self, newest: EnvStep, number: int) -> list[FinishedGame]:
+        """Goes on to the newest step of the emulators. Returns the games that it ended.
+
+        Args:
+            number: number of the step, for `FinishedGame.step`.
+        """
+        self.newest = newest
+        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest, number)]
+
+    def take_games(self) -> tuple[GamesInProgress, Segment] | None:
+        """Ends a segment of the log of actions, for a checkpoint between two rollouts.
+
+        Call it once per checkpoint, and write what it returns. The next segment starts here, so the actions of a
+        segment that is not written are missing in the log.
+
+        Returns:
+            The games in progress, and the segment: all actions since the last call. None if the back end keeps no
+            record of its games.
+        """
+        record = self.pool.record
+        if record is None:
+            return None
+        return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
+
+    def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
+        """Plays the games of a checkpoint again in a new group, and continues them. See `replay.restore_games`.
+
+        Args:
+            games: the first part of what `take_games` returned when the checkpoint was written.
+            carry: `past.carry` of that time.
+        """
+        newest, frames, age, episodes = restore_games(self.pool, self.newest, games)
+        with jax.default_device(self.device):
+            past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+        self._start_from(newest, episodes, past)
+
+
+# --- All groups of a session -------------------------------------------------------------------------------------
 
 
 def make_groups(
     config: Config, placement: Placement, networks_for: Callable[[int], Networks], seed: int, first_step: int = 0
 ) -> list[list[EnvGroup]]:
     """All environments of a session, as `rollout.collect` takes them.
+
+    They are numbered 0 .. B-1, dealt to the learner's devices in blocks, and each block to groups.
 
     Whoever calls it closes their pools. If one cannot be made, those before it are closed here.
 

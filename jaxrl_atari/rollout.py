@@ -12,23 +12,42 @@ steps the policy is applied once more, to frame T, for the value that the target
 Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
 rollout therefore hands to the next one (`Past`) the frames that it saw and the memory that it had *before* step T.
 
+**The end of a game.** Where a game ends in step t, the emulators start the next one in the step after, which is
+called an auto-reset step:
+
+    step                      t                 t + 1                 t + 2
+    the policy sees           frame t           frame t + 1,          frame t + 2, marked `first`:
+                                                the game's last       the next game's first
+    age of that frame         at most 3         at most 3             0: it fills the whole stack
+    carry (the memory)        is kept           is kept               is cleared by the network, which gets `first`
+    the action                ends the game     is ignored            is played
+    terminated or truncated   true              false                 false
+    weight                    1                 0                     1
+
+The emulators mark frame t + 2 as `first` in their answer to step t + 1, which therefore has weight 0. The value of
+step t + 1 is that of the game's last frame: if the game was cut off, the targets bootstrap from it (`ppo.gae`).
+A lost life that is a terminal (`env.life_loss_terminal`) sets `terminated` and nothing else, as the game goes on.
+
+Rollouts do not interrupt this: if a game ends in step T - 1, step 0 of the next rollout is the auto-reset step.
+
 **Groups.** The environments of a device can be dealt to several groups (`env.num_groups`), which take turns: one
 steps its emulators while the policy acts for the other. The seed of an environment's games and the keys of its
 actions depend only on its number. So the number of devices and groups does not change what is played, except
 through rounding: parameters, and outputs of the network, can round differently in batches of another size.
 
 Several processes do play other games than a single one: they keep no record of their games, and so no anchors,
-at which an environment gets a new seed (`groups.py`).
+at which an environment gets a new seed (`envs/record.py`).
 
 **Records.** The file reads from the top: first the loop, then what it calls on the host, then what runs on the
 device. They work on these classes and records:
 
-    EnvGroup            emulators that step together, and the policy that acts in them
+    EnvGroup            emulators that step together, and the policy that acts in them (`groups.py`)
         newest, episodes        on the host: the newest step, and counts of the games in progress
         past: Past              on the device: what the next rollout starts from
-        outcome: Outcome        on the host, while a rollout is played: rewards and ends of games
-        ActorState              on the device, while a rollout is played: what the policy sees and does
-    FinishedRollout     outcome and state of a full rollout, and the memory before step 0; all on the device
+    RolloutInProgress   a rollout of a group while it is played
+        outcomes                on the host: an `Outcome` for each step, with reward and end of game
+        ActorState              on the device: frames, and the `Steps` of the policy, with actions and values
+    FinishedRollout     the rollout of a group once it is full; all of it is on the device
     Rollout             what `join_groups` makes of the finished rollouts of a device's groups
     Collected           the result of `collect`: one `Rollout` for each learner device of this process, and the
                         games that ended, in all processes
@@ -50,11 +69,10 @@ from jax import lax
 from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.categorical import sample_action
 from jaxrl_atari.devices import check_placement
-from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
+from jaxrl_atari.envs import EnvStep, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.envs.record import GamesInProgress, Segment
-from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK, gather_stacks, next_age
+from jaxrl_atari.groups import EnvGroup, Past
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
 from jaxrl_atari.network_interface import Network, Observation
 
@@ -83,11 +101,12 @@ def collect(
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
     length = groups[0][0].rollout_length
-    for on_device, device_params in zip(groups, params, strict=True):
-        for group in on_device:
-            group.begin(key, device_params)
+    in_progress = [
+        [RolloutInProgress(group, key, device_params) for group in on_device]
+        for on_device, device_params in zip(groups, params, strict=True)
+    ]
     # A turn is one group of each device: the first groups take the first turn, the second groups the next.
-    turns = list(zip(*groups, strict=True))
+    turns = list(zip(*in_progress, strict=True))
     games: list[FinishedGame] = []
     first_actions_sent = 0.0  # the time
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
@@ -95,21 +114,21 @@ def collect(
         for turn in turns:
             # Receive and start one device after the other: the policy of one runs while the host waits for the
             # emulators of the next. The host waits for actions only when all policies have been started.
-            for group in turn:
+            for rollout in turn:
                 if t > 0:
-                    games += group.receive(t - 1)
-                group.start_policy()
+                    games += rollout.receive(t - 1)
+                rollout.start_policy()
             if t < length:  # the actions of step T are not sent: the next rollout draws its own
-                for group in turn:
-                    group.send()
+                for rollout in turn:
+                    rollout.send()
         if t == 0:  # the clock starts here, because the first actions also wait for the update
             first_actions_sent = time.perf_counter()
-    all_groups = list(itertools.chain(*groups))
-    waiting = sum(group.waited_seconds for group in all_groups)
+    all_rollouts = list(itertools.chain(*in_progress))
+    waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
     policy = time.perf_counter() - first_actions_sent - waiting
     return Collected(
-        rollouts=[join_groups([group.finish() for group in on_device]) for on_device in groups],
-        env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
+        rollouts=[join_groups([rollout.finish() for rollout in on_device]) for on_device in in_progress],
+        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         policy_seconds=policy,
@@ -127,118 +146,35 @@ def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[Finishe
     return sorted(game._replace(step=first_step + game.step) for game in everywhere)
 
 
-# --- A group of environments, on the host ------------------------------------------------------------------------
+# --- The rollout of a group, on the host -------------------------------------------------------------------------
 
 
-class EnvGroup:
-    """Environments that step together on one device, and the policy that acts in them.
+class RolloutInProgress:
+    """A rollout of one group while it is played.
 
-    A new group resets its emulators: its first rollout starts new games. `collect` plays a rollout: it calls
-    `begin`; then, in each step 0 to T - 1,
+    `collect` begins it. In each step 0 to T - 1, it then calls
 
         start_policy    starts `act`, and does not wait for the actions
         send            waits for the actions, and gives them to the emulators
         receive         waits for the emulators, and records what they answer
 
-    and in step T `start_policy` alone, for the bootstrap value. Then it calls `finish`.
-
-    What the next rollout starts from:
-
-        newest          the emulators' newest step
-        episodes        counts of the games in progress
-        past            what the policy saw and remembers before the newest step
-
-    Between two rollouts a checkpoint takes what `take_games` returns, and `past.carry`. A group that is made later
-    continues from these (`resume`).
+    and in step T `start_policy` alone, for the bootstrap value. Last, it calls `finish`. The rollout ends with
+    `collect`, which frees what it holds on the device.
 
     Args:
-        pool: the emulators; whoever made it closes it.
-        network: the network that acts.
-        device: where it acts.
-        rules: rules of the protocol; they define which rewards and terminals learning sees.
-        first_env: number of the first environment in the session.
-        check: assert at every step that what acting uses lies on `device`.
+        group: its environments. The rollout carries their state on: `newest` and `episodes` with each step, `past`
+            at the end. So a group has one rollout at a time.
+        key: the source of its actions.
+        params: what `Network.acting_params` returned, on the group's device.
     """
 
-    def __init__(
-        self,
-        pool: EnvPool,
-        network: Network,
-        *,
-        rollout_length: int,
-        device: jax.Device,
-        rules: Rules,
-        first_env: int = 0,
-        check: bool = False,
-    ):
-        self.first_env = first_env
-        self.pool = pool
-        self.device = device
-        self.rollout_length = rollout_length
-        self.network = network
-        self.rules = rules
-        self.check = check
-        numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
-        self._env_index = jax.device_put(numbers, device)
-        with jax.default_device(device):
-            past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
-        self._start_from(pool.reset(), EpisodeCounter(pool.num_envs), past)
-
-    def _start_from(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
-        """Sets what the next rollout starts from."""
-        self.newest = newest
-        self.episodes = episodes
-        self.past = jax.device_put(past, self.device)
-
-    # Between rollouts
-
-    def take_games(self) -> tuple[GamesInProgress, Segment] | None:
-        """Ends a segment of the log of actions, for a checkpoint between two rollouts.
-
-        Call it once per checkpoint, and write what it returns. The next segment starts here, so the actions of a
-        segment that is not written are missing in the log.
-
-        Returns:
-            The games in progress, and the segment: all actions since the last call. None if the back end keeps no
-            record of its games.
-        """
-        record = self.pool.record
-        if record is None:
-            return None
-        return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
-
-    def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
-        """Plays the games of a checkpoint again in a new group, and continues them. See `replay.restore_games`.
-
-        Args:
-            games: the first part of what `take_games` returned when the checkpoint was written.
-            carry: `past.carry` of that time.
-        """
-        newest, frames, age, episodes = restore_games(self.pool, self.newest, games)
-        with jax.default_device(self.device):
-            past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
-        self._start_from(newest, episodes, past)
-
-    # A rollout
-
-    def begin(self, key: jax.Array, params: Any) -> None:
-        """Begins a rollout.
-
-        Args:
-            key: the source of its actions.
-            params: what `Network.acting_params` returned, on this group's device.
-        """
-        key = jax.device_put(key, self.device)
+    def __init__(self, group: EnvGroup, key: jax.Array, params: Any):
+        self.group = group
         self._params = params
-        self._state = begin_rollout(self.past, key, self._env_index, self.rollout_length)
-        shape = (self.rollout_length, self.pool.num_envs)
-        # New arrays: on a CPU, JAX may still read those of the rollout before, whose memory `device_put` shares.
-        self.outcome = Outcome(
-            reward=np.zeros(shape, np.float32),
-            terminated=np.zeros(shape, bool),
-            truncated=np.zeros(shape, bool),
-            weight=np.zeros(shape, np.float32),
-        )
+        key = jax.device_put(key, group.device)
+        self._state = begin_rollout(group.past, key, group.env_index, group.rollout_length)
+        self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
+        self.outcomes: list[Outcome] = []  # of the steps so far
         self.waited_seconds = 0.0  # for the emulators
         self.env_steps = 0  # auto-reset steps do not count
 
@@ -249,95 +185,88 @@ class EnvGroup:
         Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
         emulators keep cold. So the transfer guard makes an exception for both transfers.
         """
-        if self.check:
-            check_placement("acting", {"params": self._params, "state": self._state}, [self.device])
+        group = self.group
+        if group.check:
+            check_placement("acting", {"params": self._params, "state": self._state}, [group.device])
+        newest = group.newest
         with jax.transfer_guard_host_to_device("allow"):
-            self._state, self._action = act(
-                self.network, self._params, self._state, self.newest.frame, self.newest.first
-            )
+            self._state, self._action = act(group.network, self._params, self._state, newest.frame, newest.first)
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
         with jax.transfer_guard_device_to_host("allow"):
             actions = np.asarray(self._action)
-        self.pool.send(actions)
+        self.group.pool.send(actions)
 
     def receive(self, t: int) -> list[FinishedGame]:
         """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
         start = time.perf_counter()
-        newest = self.pool.recv()
+        newest = self.group.pool.recv()
         self.waited_seconds += time.perf_counter() - start
-        self.newest = newest
-        reward = newest.reward
-        if self.rules.clip_rewards:
-            reward = np.clip(reward, -1.0, 1.0)
-        terminated = newest.terminated
-        if self.rules.life_loss_terminal:
-            terminated = terminated | newest.life_lost
-        counts = ~newest.first  # an auto-reset step does not
-        self.outcome.reward[t] = reward
-        self.outcome.terminated[t] = terminated
-        self.outcome.truncated[t] = newest.truncated
-        self.outcome.weight[t] = counts
-        self.env_steps += int(np.sum(counts))
-        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest, t)]
+        self.outcomes.append(outcome_of(newest, self.group.rules))
+        self.env_steps += int(np.sum(~newest.first))
+        return self.group.advance(newest, t)
 
     def finish(self) -> FinishedRollout:
-        """Ends the rollout, which is full. The group keeps what the next one starts from."""
-        finished = FinishedRollout(self._state, jax.device_put(self.outcome, self.device), self.past.carry)
-        self.past = past_of(self._state)
-        # The group keeps nothing on the device: the memory of the state is freed once `join_groups` has made a
-        # `Rollout` of it, and that of the parameters once the learner no longer needs them.
-        del self._params, self._state, self._action
+        """Ends the rollout, which is full. The group gets what the next one starts from."""
+        group, state = self.group, self._state
+        outcome = jax.tree.map(lambda *arrays: np.stack(arrays), *self.outcomes)
+        finished = FinishedRollout(
+            frames=state.frames,
+            steps=state.steps,
+            outcome=jax.device_put(outcome, group.device),
+            carry=group.past.carry,
+        )
+        group.past = past_of(state)
         return finished
 
 
 class Outcome(NamedTuple):
-    """What the emulators answer in each step of a rollout, [T, B]. See `Rollout`.
+    """What learning sees of the emulators' answer to a step, [B], or of all answers in a rollout, [T, B].
 
-    NumPy arrays while the rollout is played; `EnvGroup.finish` puts them on the device.
+    NumPy arrays while the rollout is played, and on the device once it is finished. See `Rollout`.
     """
 
-    reward: np.ndarray | jax.Array
-    terminated: np.ndarray | jax.Array
-    truncated: np.ndarray | jax.Array
-    weight: np.ndarray | jax.Array
+    reward: np.ndarray | jax.Array  # float32
+    terminated: np.ndarray | jax.Array  # bool
+    truncated: np.ndarray | jax.Array  # bool
+    weight: np.ndarray | jax.Array  # float32
+
+
+def outcome_of(step: EnvStep, rules: Rules) -> Outcome:
+    """What learning sees of a step. The rules say whether rewards are clipped and lost lives are terminals."""
+    return Outcome(
+        reward=np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward,
+        terminated=step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated,
+        truncated=step.truncated,
+        weight=(~step.first).astype(np.float32),
+    )
 
 
 # --- The policy, on the device -----------------------------------------------------------------------------------
 
 
-class Past(NamedTuple):
-    """What a rollout starts from: what the policy saw and remembers before step 0."""
+class Steps(NamedTuple):
+    """What acting yields in a step, [B], or in all steps of a rollout, [T + 1, B].
 
-    frames: jax.Array  # uint8 [3, B, *frame]: the newest frames of the three steps before, the oldest first
-    age: jax.Array  # int32 [B]: age of the last of them
-    carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
-
-
-def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> Past:
-    """What the first rollout starts from: black frames, which no stack shows, since its games start there.
-
-    Args:
-        frame_shape: `FrameLayout.shape` of the network.
-        carry: `Network.initial_carry` of the environments.
+    The frames are in `ActorState.frames`. The action of step T and its `log_prob` are not used.
     """
-    frames = jnp.zeros((STACK - 1, num_envs, *frame_shape), jnp.uint8)
-    return Past(frames, jnp.zeros(num_envs, jnp.int32), carry)
+
+    age: jax.Array  # int32: of the newest frame
+    action: jax.Array  # int32
+    log_prob: jax.Array  # float32: of the action
+    value: jax.Array  # float32
 
 
 class ActorState(NamedTuple):
-    """The part of a rollout of T steps that `act` fills. Of step T only the frame, age and value are used."""
+    """A rollout of T steps on the device, as far as `act` has filled it."""
 
-    step: jax.Array  # int32 []: the step that comes next
+    t: jax.Array  # int32 []: the step that comes next
     key: jax.Array
     env_index: jax.Array  # int32 [B]: the environments' numbers in the session
     last_age: jax.Array  # int32 [B]: age of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
-    age: jax.Array  # int32 [T + 1, B]
-    action: jax.Array  # int32 [T + 1, B]
-    log_prob: jax.Array  # float32 [T + 1, B]
-    value: jax.Array  # float32 [T + 1, B]
+    steps: Steps
     # The memory of a recurrent network, [B, ...]; empty for others.
     carry_before: Any = ()  # before the newest step: after step T, the next rollout starts from it
     carry: Any = ()  # after the newest step
@@ -349,8 +278,9 @@ class FinishedRollout(NamedTuple):
     `join_groups` makes a `Rollout` of those of all groups in one program, which copies the frames once.
     """
 
-    state: ActorState
-    outcome: Outcome
+    frames: jax.Array  # uint8 [T + 4, B, *frame]
+    steps: Steps  # [T + 1, B]
+    outcome: Outcome  # [T, B]
     carry: Any = ()  # [B, ...]: the memory before step 0, from which the learner starts
 
 
@@ -369,15 +299,17 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
     per_step = (rollout_length + 1, len(past.age))
     frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
     return ActorState(
-        step=jnp.zeros((), jnp.int32),
+        t=jnp.zeros((), jnp.int32),
         key=key,
         env_index=env_index,
         last_age=last_age,
         frames=frames.at[: STACK - 1].set(past.frames),
-        age=jnp.zeros(per_step, jnp.int32),
-        action=jnp.zeros(per_step, jnp.int32),
-        log_prob=jnp.zeros(per_step, jnp.float32),
-        value=jnp.zeros(per_step, jnp.float32),
+        steps=Steps(
+            age=jnp.zeros(per_step, jnp.int32),
+            action=jnp.zeros(per_step, jnp.int32),
+            log_prob=jnp.zeros(per_step, jnp.float32),
+            value=jnp.zeros(per_step, jnp.float32),
+        ),
         carry_before=carry_before,
         carry=carry,
     )
@@ -398,7 +330,7 @@ def act(
     Returns:
         The state with this step filled in, and the actions, int32 [B].
     """
-    t = state.step
+    t = state.t
     age = next_age(state.last_age, first)
     # Not `.at[t].set`, which on a GPU launches kernels of its own to check whether t is in range.
     write = partial(lax.dynamic_update_index_in_dim, axis=0)
@@ -409,14 +341,12 @@ def act(
     # Each environment draws with a key of its own, whatever group or device it belongs to.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
     action, log_prob = sample_action(keys, outputs.logits)
+    step = Steps(age, action, log_prob, outputs.value)
     state = state._replace(
-        step=t + 1,
+        t=t + 1,
         last_age=age,
         frames=frames,
-        age=write(state.age, age, index=t),
-        action=write(state.action, action, index=t),
-        log_prob=write(state.log_prob, log_prob, index=t),
-        value=write(state.value, outputs.value, index=t),
+        steps=jax.tree.map(partial(write, index=t), state.steps, step),
         carry_before=state.carry,
         carry=outputs.carry,
     )
@@ -426,31 +356,24 @@ def act(
 @jax.jit
 def past_of(state: ActorState) -> Past:
     """What the next rollout starts from, after step T of this one."""
-    length = len(state.age) - 1
+    length = len(state.steps.age) - 1
     frames = state.frames[length : length + STACK - 1]
-    return Past(frames, state.age[length - 1], state.carry_before)
+    return Past(frames, state.steps.age[length - 1], state.carry_before)
 
 
 @jax.jit
 def join_groups(groups: Sequence[FinishedRollout]) -> Rollout:
     """The rollout over all groups of a device: their environments side by side."""
-    per_step = [
-        (
-            (each.state.frames, each.state.age, each.state.action, each.state.log_prob, each.state.value),
-            each.outcome,
-        )
-        for each in groups
-    ]
-    joined, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *per_step)
-    frames, age, action, log_prob, value = joined
+    per_step = [(each.frames, each.steps, each.outcome) for each in groups]
+    frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *per_step)
     carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(each.carry for each in groups))
     return Rollout(
         frames=frames,
-        age=age,
-        action=action[:-1],
-        log_prob=log_prob[:-1],
-        value=value[:-1],
-        bootstrap_value=value[-1],
+        age=steps.age,
+        action=steps.action[:-1],
+        log_prob=steps.log_prob[:-1],
+        value=steps.value[:-1],
+        bootstrap_value=steps.value[-1],
         **outcome._asdict(),
         carry=carry,
     )

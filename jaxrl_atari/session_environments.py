@@ -12,7 +12,7 @@ from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.rollout import EnvGroup
+from jaxrl_atari.groups import EnvGroup
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
 from jaxrl_atari.runs.early_runs import items_of
 from jaxrl_atari.runs.progress import Progress

@@ -30,13 +30,14 @@ from jaxrl_atari.frames import (
     gather_stacks,
     map_images,
 )
+from jaxrl_atari.groups import empty_past
 from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.network_forms import make_network, make_networks
 from jaxrl_atari.network_interface import Observation, Outputs, apply_module, init_params, make_module
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
-from jaxrl_atari.rollout import act, begin_rollout, empty_past
+from jaxrl_atari.rollout import act, begin_rollout
 
 ACTIONS = 6
 
@@ -124,8 +125,8 @@ def test_acting(name):
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
     outputs = jax.jit(network.apply)(params, Observation(stacks, jnp.ones(2, bool), carry))
-    np.testing.assert_allclose(state.value[0], outputs.value, atol=1e-4)
-    np.testing.assert_allclose(state.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
+    np.testing.assert_allclose(state.steps.value[0], outputs.value, atol=1e-4)
+    np.testing.assert_allclose(state.steps.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
 
 
 # --- Against other layers ----------------------------------------------------------------------------------------

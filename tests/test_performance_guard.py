@@ -15,6 +15,7 @@ import pytest
 from jaxrl_atari import rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
+from jaxrl_atari.groups import empty_past
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, empty_observation, init_params, make_module
@@ -260,7 +261,7 @@ def test_an_lstm_on_a_gpu_multiplies_in_float32():
 def test_the_policy_of_a_gpu_does_not_call_the_host():
     network = make_network(NetworkConfig(), 6, "gpu")
     params = jax.eval_shape(lambda: init_params(make_module(NetworkConfig(), 6, jnp.float32), jax.random.key(0)))
-    past = jax.eval_shape(lambda: rollout.empty_past(ENVS, network.layout.shape))
+    past = jax.eval_shape(lambda: empty_past(ENVS, network.layout.shape))
     begin = functools.partial(rollout.begin_rollout, rollout_length=LENGTH)
     state = jax.eval_shape(begin, past, jax.random.key(0), jnp.arange(ENVS))
     frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)

@@ -15,9 +15,10 @@ from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
+from jaxrl_atari.groups import empty_past
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, init_params, make_module
-from jaxrl_atari.rollout import act, begin_rollout, collect, empty_past
+from jaxrl_atari.rollout import RolloutInProgress, act, begin_rollout, collect
 from jaxrl_atari.runs.progress import EpisodeStatistics
 
 V5 = PROTOCOLS["v5"]
@@ -186,7 +187,7 @@ def test_every_step_and_every_environment_draws_for_itself():
     state = begin_rollout(past, jax.random.key(0), jnp.arange(8), 8)
     for _ in range(8):
         state, _ = act(network, params, state, np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool))
-    action = np.asarray(state.action[:8])
+    action = np.asarray(state.steps.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8
 
@@ -219,8 +220,14 @@ def test_a_rollout_writes_into_arrays_of_its_own():
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
     group = group_of(Corridor(2, seed=0), network, 2)
-    collect([[group]], [params], jax.random.key(0))
-    before = group.outcome
-    collect([[group]], [params], jax.random.key(1))
-    for one, other in zip(before, group.outcome, strict=True):
-        assert not np.shares_memory(one, other)
+    outcomes = []
+    for number in range(2):
+        rollout = RolloutInProgress(group, jax.random.key(number), params)
+        for t in range(2):
+            rollout.start_policy()
+            rollout.send()
+            rollout.receive(t)
+        rollout.start_policy()
+        outcomes.append(rollout.finish().outcome)
+    for one, other in zip(*outcomes, strict=True):
+        assert not np.shares_memory(np.asarray(one), np.asarray(other))

@@ -37,15 +37,16 @@ TWO = {"data_parallel": 2}
 @pytest.fixture(scope="module", autouse=True)
 def _weights_that_differ():
     """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
-    receive = rollout.EnvGroup.receive
+    receive = rollout.RolloutInProgress.receive
 
-    def with_gaps(group, t):
-        games = receive(group, t)
-        group.outcome.weight[t, group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+    def with_gaps(in_progress, t):
+        games = receive(in_progress, t)
+        group = in_progress.group
+        in_progress.outcomes[t].weight[group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
         return games
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout.EnvGroup, "receive", with_gaps)
+        patch.setattr(rollout.RolloutInProgress, "receive", with_gaps)
         yield
 
 
@@ -235,7 +236,7 @@ def test_the_checker_names_what_is_misplaced(misplace, what, open_run):
         next(train(run))
 
 
-@pytest.mark.parametrize(("config", "place"), [(SMALL, "groups"), (SMALL, "learner"), (OVERLAP, "learner")])
+@pytest.mark.parametrize(("config", "place"), [(SMALL, "rollout"), (SMALL, "learner"), (OVERLAP, "learner")])
 def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, monkeypatch):
     """`devices.check` guards it, in the thread of an overlapped update, too; a transfer planted there is
     refused."""
@@ -245,7 +246,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
     def careless(function):
         return lambda *arguments: (bias + np.ones(6), function(*arguments))[1]
 
-    owner, name = (run.environments.groups[0][0], "begin") if place == "groups" else (run.learner, "_update")
+    owner, name = (rollout, "begin_rollout") if place == "rollout" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         list(train(run))
