@@ -359,8 +359,7 @@ def open_session(
                 num_actions=num_actions,
                 device=placement.evaluator,
                 session_dir=session_dir,
-                say=say,
-                write=outputs.evaluation,
+                writer=outputs,
             )
             exits.callback(evaluator.close)
 

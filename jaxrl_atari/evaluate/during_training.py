@@ -17,7 +17,7 @@ from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.output import counted, say_traceback
-from jaxrl_atari.runs.writers import Row
+from jaxrl_atari.runs.writers import Writer
 
 
 class RunningEvaluation(NamedTuple):
@@ -36,8 +36,7 @@ class Evaluator:
         num_actions: number of actions of the game.
         device: the device that acts.
         session_dir: directory of the session.
-        say: receives lines for the user.
-        write: receives each result, a row with the `EVALUATION_COLUMNS` of runs/columns.py.
+        writer: receives lines for the user and each result.
     """
 
     def __init__(
@@ -48,15 +47,13 @@ class Evaluator:
         num_actions: int,
         device: jax.Device,
         session_dir: Path,
-        say: Callable[[str], None],
-        write: Callable[[Row], object],
+        writer: Writer,
     ):
         self._config = config
         self._seed = seed
         self._device = device
         self._dir = session_dir
-        self._say = say
-        self._write = write
+        self._writer = writer
         self._num_actions = num_actions
         self._network = make_network(config.network, num_actions, device_class(device))
         self._closed = threading.Event()
@@ -111,9 +108,9 @@ class Evaluator:
             result = ended.result()
         except Exception as error:  # training goes on
             say_traceback(error)
-            self._say(f"{at} failed: {reason(error)}")
+            self._writer.message(f"{at} failed: {reason(error)}")
             return
-        self._write(
+        self._writer.evaluation(
             {
                 "env_steps": policy.env_steps,
                 "episodes": len(result.games),
@@ -124,7 +121,7 @@ class Evaluator:
             }
         )
         spread = "" if result.std is None else f" ± {result.std:,.1f}"
-        self._say(
+        self._writer.message(
             f"{at}: mean return {result.mean:,.1f}{spread} over {counted(len(result.games), 'full game')},"
             f" {result.num_truncated} of them cut off at {self._config.env.time_limit}, on {self._device}"
         )
