@@ -36,17 +36,16 @@ class DataParallel:
         return len(self.devices)
 
     def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
-        """Compiles a function whose last argument is a key.
+        """Compiles a function that takes arrays and the keyword `key`, a random key.
 
-        On several devices, the function also receives the keyword `shard`: a `Shard`, its part of the data.
+        On several devices, the function also gets the keyword `shard`: a `Shard`, its part of the data.
         """
         if len(self) == 1:
             return jax.jit(function, donate_argnums=donate_argnums)
 
-        def on_each(*args: Any) -> Any:
-            *others, key_data = args
+        def on_each(*args: Any, key: jax.Array) -> Any:
             shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
-            return function(*others, key_of_data(key_data), shard=shard)
+            return function(*args, key=key_of_data(key), shard=shard)  # `assemble` has made integers of the key
 
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
 
@@ -82,17 +81,18 @@ class DataParallel:
 
         return jax.tree.map(row, tree)
 
-    def differing_leaf(self, tree: Any, *, but_for_rounding: bool = False) -> str | None:
+    def differing_leaf(self, tree: Any, *, rounded: tuple[str, ...] = ()) -> str | None:
         """The path of the first leaf of a tree that differs from device to device; None if all are equal.
 
         All processes must call it, and each gets the same answer.
 
         Args:
-            but_for_rounding: floats that `jnp.allclose` finds equal do not differ.
+            rounded: parts of the tree that devices may round differently, by the starts of their paths: floats
+                there are equal if `jnp.allclose` finds them equal.
         """
         if len(self) == 1 or not jax.tree.leaves(tree):
             return None
-        differs = _compiled_differs(self.devices, but_for_rounding)(tree)
+        differs = _compiled_differs(self.devices, rounded)(tree)
         answers = jax.device_get(self.local_part(differs, 0))
         for path, answer in jax.tree_util.tree_leaves_with_path(answers):
             if answer:
@@ -101,19 +101,19 @@ class DataParallel:
 
 
 @lru_cache(maxsize=8)
-def _compiled_differs(devices: tuple[jax.Device, ...], but_for_rounding: bool) -> Callable:
+def _compiled_differs(devices: tuple[jax.Device, ...], rounded: tuple[str, ...]) -> Callable:
     """`_differs` on these devices. The sessions of a process share it, so that it is compiled once."""
-    return jax.pmap(partial(_differs, but_for_rounding=but_for_rounding), axis_name=AXIS, devices=devices)
+    return jax.pmap(partial(_differs, rounded=rounded), axis_name=AXIS, devices=devices)
 
 
-def _differs(tree: Any, but_for_rounding: bool) -> Any:
+def _differs(tree: Any, rounded: tuple[str, ...]) -> Any:
     """For each leaf, whether it differs on any device from that of the first: bool []. Runs on each device."""
     is_first = lax.axis_index(AXIS) == 0
 
-    def differs(x: jax.Array) -> jax.Array:
-        of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
-        rounds = but_for_rounding and jnp.issubdtype(x.dtype, jnp.floating)
-        same = jnp.allclose if rounds else jnp.array_equal
-        return lax.psum(~same(x, of_first, equal_nan=True), AXIS) > 0
+    def differs(path: Any, x: jax.Array) -> jax.Array:
+        value_of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
+        may_round = jnp.issubdtype(x.dtype, jnp.floating) and jax.tree_util.keystr(path).startswith(rounded)
+        same = jnp.allclose if may_round else jnp.array_equal
+        return lax.psum(~same(x, value_of_first, equal_nan=True), AXIS) > 0
 
-    return jax.tree.map(differs, tree)
+    return jax.tree_util.tree_map_with_path(differs, tree)

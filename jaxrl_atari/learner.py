@@ -104,12 +104,11 @@ class Learner:
             ConfigError: the train state differs from device to device.
         """
         rollout = self._parallel.assemble(rollouts)
-        # On several devices the key becomes integers. `DataParallel.compile` turns the last argument into a key.
         options, key = self._parallel.replicate((options, key))
         if self._check:
             arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
-        self._state, metrics = self._update(self._state, rollout, options, key)
+        self._state, metrics = self._update(self._state, rollout, options, key=key)
         if self._check or not self._has_updated:
             self._check_state()
         self._has_updated = True
@@ -119,14 +118,14 @@ class Learner:
     def _check_state(self) -> None:
         """Raises `ConfigError` if the state differs between devices: a checkpoint keeps that of one device alone.
 
-        Only `prepare` can make it differ: all devices start from the same state, and gradients are means over
-        them. Devices may round the steps of the optimiser differently; `extra` comes from `prepare` alone, and is
-        compared exactly. On several devices this waits for the update. So only the first update is checked, and
-        all of them with `devices.check`.
+        All devices start from the same state, and gradients are means over all of them, so only `prepare` can make
+        the state differ. Devices may round the optimiser's steps differently; the rest is compared exactly. Second
+        moments are often too small for `jnp.allclose` to tell apart. But if they differ, so do the parameters.
+
+        On several devices this waits for the update. So only the first update is checked, or all of them with
+        `devices.check`.
         """
-        kept = self._state.replace(params=(), opt_state=())
-        leaf = self._parallel.differing_leaf(kept)
-        leaf = leaf or self._parallel.differing_leaf(self._state, but_for_rounding=True)
+        leaf = self._parallel.differing_leaf(self._state, rounded=(".params", ".opt_state"))
         if leaf is not None:
             found, expected = "another value on each device", "the same on all devices"
             hint = "compute means over the rollout with mean(x) and mean.moments(x)"
@@ -225,7 +224,7 @@ class OverlappedLearner(Learner):
 
 @lru_cache(maxsize=8)
 def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> Callable:
-    """`update.update` on these devices: state, rollout, options, key -> state, metrics. The state is consumed.
+    """`update.update` on these devices: state, rollout, options, key=key -> state, metrics. The state is consumed.
 
     The sessions of a process share it, so that it is compiled once.
     """

@@ -552,14 +552,15 @@ def test_jit_of_shard_map_gives_the_bits_of_pmap():
     def on_each(*rows):
         shard = Shard(jax.lax.axis_index(AXIS), 2, partial(jax.lax.psum, axis_name=AXIS))
         *others, key_data = jax.tree.map(lambda x: x[0], rows)
-        new = updated(*others, jax.random.wrap_key_data(key_data), shard=shard)
+        new = updated(*others, key=jax.random.wrap_key_data(key_data), shard=shard)
         return jax.tree.map(lambda x: x[None], new)
 
     mesh = jax.sharding.Mesh(np.asarray(parallel.devices), (AXIS,))
     rows = jax.sharding.PartitionSpec(AXIS)
     replacement = jax.jit(jax.shard_map(on_each, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False))
     found = []
-    for function in (parallel.compile(updated), replacement):
+    compiled = parallel.compile(updated)
+    for function in (lambda *others: compiled(*others[:-1], key=others[-1]), replacement):
         state, *rest = map(parallel.replicate, arguments)
         found.append(jax.device_get(function(state, parallel.assemble(rollouts), *rest)))
     jax.tree.map(np.testing.assert_array_equal, *found)

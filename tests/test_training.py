@@ -169,7 +169,7 @@ def test_overlap_is_reproducible_on_any_devices_and_its_first_update_is_the_stri
 
 @pytest.mark.parametrize("side", ["learner", "actor"])
 def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(side, tmp_path):
-    def fail(*_):
+    def fail(*_, **__):
         raise RuntimeError("planted")
 
     with open_session(OVERLAP, place_session(OVERLAP), tmp_path / "session_0") as run:
@@ -244,7 +244,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
     bias = run.learner.state.params["policy"]["bias"] + 0
 
     def careless(function):
-        return lambda *arguments: (bias + np.ones(6), function(*arguments))[1]
+        return lambda *arguments, **named: (bias + np.ones(6), function(*arguments, **named))[1]
 
     owner, name = (rollout, "begin_rollout") if place == "rollout" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
