@@ -42,17 +42,17 @@ def make_learner(
     arrays: dict[str, Any],
     *,
     check: bool,
-) -> "Learner":
+) -> "Learner | OverlappedLearner":
     """The learner of a session.
 
     Args:
         arrays: of a checkpoint, or the first ones (`session_arrays.py`).
         check: assert that arrays are on the intended devices, at each update (`devices.check`).
     """
+    learner = Learner(placement, networks, algorithm, arrays["train_state"], check=check)
     if overlap == "none":
-        return Learner(placement, networks, algorithm, arrays["train_state"], check=check)
-    acting = arrays.get("acting")
-    return OverlappedLearner(placement, networks, algorithm, arrays["train_state"], acting, check=check)
+        return learner
+    return OverlappedLearner(learner, arrays.get("acting"), check=check)
 
 
 class Learner:
@@ -74,7 +74,7 @@ class Learner:
     ):
         self._acting_network = networks.acting
         self.compute_dtype = networks.learning.dtype
-        self._actors = placement.actors
+        self.actors = placement.actors
         self._check = check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, networks.learning, algorithm)
@@ -137,15 +137,15 @@ class Learner:
 
     def acting_params(self) -> list[Any]:
         """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
-        newest = [self._parallel.local_part(self._state.params, number) for number in range(len(self._actors))]
-        return self._to_actors(newest)
+        newest = [self._parallel.local_part(self._state.params, number) for number in range(len(self.actors))]
+        return self.to_actors(newest)
 
-    def _to_actors(self, params: Sequence[Any]) -> list[Any]:
+    def to_actors(self, params: Sequence[Any]) -> list[Any]:
         """The parameters of each actor, on any device, as `acting_params` returns them."""
-        moved = map(jax.device_put, params, self._actors)
+        moved = map(jax.device_put, params, self.actors)
         return [self._acting_network.acting_params(each) for each in moved]
 
-    def further_items(self) -> dict[str, Any]:
+    def checkpoint_items(self) -> dict[str, Any]:
         """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""
         return {}
 
@@ -153,8 +153,8 @@ class Learner:
         """Frees what the learner holds besides arrays. This learner holds nothing else."""
 
 
-class OverlappedLearner(Learner):
-    """A learner whose update runs in a thread while the next rollout is collected (`overlap = "update"`).
+class OverlappedLearner:
+    """Runs the updates of a learner in a thread, each while the next rollout is collected (`overlap = "update"`).
 
     That rollout acts with the parameters that the update began with: one update of lag, never more. Whatever reads
     the train state first waits for the update.
@@ -163,59 +163,62 @@ class OverlappedLearner(Learner):
     `update`, or a reader of the train state. All later calls raise it again, as the state may have been consumed.
 
     Args:
-        acting: the item `acting` of a checkpoint, which `further_items` returned. None: the parameters of
-            `train_state`, as before the first update.
+        learner: it is used only through this object from now on.
+        acting: the item `acting` of a checkpoint, which `checkpoint_items` returned. None: the parameters of the
+            learner, as before the first update.
+        check: see `make_learner`.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        networks: Networks,
-        algorithm: Algorithm,
-        train_state: TrainState,
-        acting: Any = None,
-        *,
-        check: bool = False,
-    ):
-        super().__init__(placement, networks, algorithm, train_state, check=check)
-        self._thread = ThreadPoolExecutor(1, "learner")
-        self._running: Future[dict[str, float]] | None = None
+    def __init__(self, learner: Learner, acting: Any = None, *, check: bool = False):
+        self.compute_dtype = learner.compute_dtype
+        self._learner = learner
         # The parameters from before the newest update, on the learner's first local device: a copy, because the
         # update consumes the originals.
-        self._acting = _copy(self.state.params) if acting is None else acting
+        self._acting = _copy(learner.state.params) if acting is None else acting
+        self._check = check
+        self._thread = ThreadPoolExecutor(1, "learner")
+        self._newest: Future[dict[str, float]] | None = None  # the newest update; its result is its metrics
+
+    def _wait(self) -> None:
+        """Waits for the newest update, if there was one. Raises its error if it failed."""
+        if self._newest is not None:
+            self._newest.result()
 
     @property
     def state(self) -> TrainState:
-        """The train state after the newest update. If that is still running, this waits for it."""
+        """As `Learner.state`. If an update is running, this waits for it."""
         self._wait()
-        return super().state
-
-    def _wait(self) -> None:
-        """Waits for the running update, if there is one. Raises its error if it failed, in each later call too."""
-        if self._running is not None:
-            self._running.result()
-            self._running = None
+        return self._learner.state
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
-        """Starts the update on a rollout, once the one before has ended."""
-        self._wait()
+        """As `Learner.update`, once the update before has ended. Errors are raised later: see the class."""
         self._acting = _copy(self.state.params)
-        self._running = self._thread.submit(self._update_in_thread, rollouts, options, key)
-        return self._running.result
-
-    def _update_in_thread(self, *arguments: Any) -> dict[str, float]:
         # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
         # is exempt: to compile an array that an algorithm closes over, JAX fetches it from the device.
-        with jax.transfer_guard("disallow" if self._check and self._has_updated else "allow"):
-            return super().update(*arguments)()
+        is_guarded = self._check and self._newest is not None
+
+        def run() -> dict[str, float]:
+            with jax.transfer_guard("disallow" if is_guarded else "allow"):
+                return self._learner.update(rollouts, options, key)()
+
+        self._newest = self._thread.submit(run)
+        return self._newest.result
+
+    def parameter_norm(self) -> float:
+        """As `Learner.parameter_norm`. If an update is running, this waits for it."""
+        self._wait()
+        return self._learner.parameter_norm()
 
     def acting_params(self) -> list[Any]:
-        return self._to_actors([self._acting] * len(self._actors))
+        """As `Learner.acting_params`, but those from before the newest update. This waits for nothing."""
+        return self._learner.to_actors([self._acting] * len(self._learner.actors))
 
-    def further_items(self) -> dict[str, Any]:
+    def checkpoint_items(self) -> dict[str, Any]:
+        """As `Learner.checkpoint_items`: the parameters that act, as `acting`."""
         return {"acting": self._acting}
 
     def close(self) -> None:
+        """Waits for a running update, and ends the thread."""
         self._thread.shutdown()
 
 

@@ -22,7 +22,7 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, ReadMetrics, make_learner
+from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics, make_learner
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
@@ -142,7 +142,7 @@ class Session:
     placement: Placement
     progress: Progress
     environments: SessionEnvironments
-    learner: Learner
+    learner: Learner | OverlappedLearner
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
@@ -223,7 +223,7 @@ class Session:
     def _arrays(self) -> dict[str, Any]:
         """The items of a checkpoint except those of the games: name -> pytree."""
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
-        items |= self.learner.further_items()
+        items |= self.learner.checkpoint_items()
         if self.evaluator is not None and self.evaluator.is_running:
             items["evaluation"] = self.evaluator.snapshot
         return items

@@ -23,7 +23,7 @@ from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.learner import Learner, OverlappedLearner
+from jaxrl_atari.learner import Learner, make_learner
 from jaxrl_atari.minibatches import observe
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.network_interface import Observation
@@ -170,7 +170,7 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
     learner = Learner(placement, own, find_algorithm(config.algorithm), arrays["train_state"])
     params = arrays["train_state"].params
     learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()
-    assert learner.further_items() == {}
+    assert learner.checkpoint_items() == {}
     for given, new in zip(*map(jax.tree.leaves, (params, learner.state.params)), strict=True):
         assert np.any(np.asarray(given) != new)
 
@@ -289,7 +289,7 @@ def second_moments_of_each_device(state, mean):
     return state.replace(opt_state=parts)
 
 
-@pytest.mark.parametrize("kind", [Learner, OverlappedLearner])
+@pytest.mark.parametrize("overlap", ["none", "update"])
 @pytest.mark.parametrize(
     ("changed", "leaf"),
     [
@@ -299,7 +299,7 @@ def second_moments_of_each_device(state, mean):
         (second_moments_of_each_device, r"params\['\w+'\]\['\w+'\]"),
     ],
 )
-def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
+def test_the_state_must_be_the_same_on_all_devices(overlap, changed, leaf):
     """The first update finds a mean that each device has computed over its own part of the rollout."""
 
     def prepare(state, apply, rollout, mean, options, key):
@@ -317,10 +317,10 @@ def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
         devices=DevicesConfig(gpu=False, data_parallel=2),
     )
     placement = place(config.devices)
-    train_state = first_arrays(config, Corridor.num_actions, placement.home)["train_state"]
+    arrays = first_arrays(config, Corridor.num_actions, placement.home)
     own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
-    learner = kind(placement, own, find_algorithm(config.algorithm), train_state)
-    halves = [collected(own.acting, train_state.params, ENVS // 2, seed) for seed in (0, 1)]
+    learner = make_learner(overlap, placement, own, find_algorithm(config.algorithm), arrays, check=False)
+    halves = [collected(own.acting, arrays["train_state"].params, ENVS // 2, seed) for seed in (0, 1)]
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(ConfigError, match=expected):
         learner.update(halves, jax.tree.map(np.float32, CONFIG), KEY)()
