@@ -61,22 +61,28 @@ def nature_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
     return nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
 
 
-def nature_features(network: Any, stacks: Any) -> jax.Array:
-    """The convolutions and the dense layer of Mnih et al. 2015: stacks -> float32 [N, 512].
+class NatureFeatures(nn.Module):
+    """The convolutions and the dense layer of Mnih et al. 2015: stacks -> features.
 
-    Most of the arithmetic of a network is here. Where only CPUs learn and act, `fast/cpu_conv.py` computes the
-    same features from the same parameters, faster. After an edit of this function it no longer does, and the
-    session says so (`network_forms.py`).
+    Most of the arithmetic of `nature` and `nature_lstm` is here. Where only CPUs learn and act, `by_hand` computes
+    the same features faster, from the same parameters (`fast/`). After an edit of this module or of a layer of it,
+    the layers compute them there too, and the session says what that costs.
 
-    Args:
-        network: the module in whose `__call__` this is, with the fields `dtype`, `for_cpu` and
-            `features_by_hand`. The layers `conv1`, `conv2`, `conv3` and `dense` become its own.
-        stacks: what the module was called with, unchanged.
+    A network calls `nn.share_scope(self, features)` before it uses this module, so that the layers `conv1`, `conv2`,
+    `conv3` and `dense` are its own.
     """
-    if network.features_by_hand is not None:
-        return network.features_by_hand(network.variables["params"], stacks.array)
-    torso = partial(nature_torso, dtype=network.dtype, for_cpu=network.for_cpu)
-    return hidden_layer(in_chunks(torso, network, stacks), 512, network.dtype)
+
+    dtype: Any = jnp.float32
+    for_cpu: bool = False
+    by_hand: FeaturesByHand | None = None
+
+    @nn.compact
+    def __call__(self, stacks: Any) -> jax.Array:
+        """Exactly what the network was called with, uint8 [N, 84, 84, 4] or `HiddenStacks` -> float32 [N, 512]."""
+        if self.by_hand is not None:
+            return self.by_hand(self.variables["params"], stacks.array)
+        torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
+        return hidden_layer(in_chunks(torso, self, stacks), 512, self.dtype)
 
 
 class NatureActorCritic(nn.Module):
@@ -94,7 +100,9 @@ class NatureActorCritic(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
         """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N]."""
-        return heads(nature_features(self, stacks), self.num_actions)
+        features = NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
+        nn.share_scope(self, features)
+        return heads(features(stacks), self.num_actions)
 
 
 def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
@@ -193,5 +201,7 @@ class NatureLSTM(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array, first: jax.Array, carry: Any) -> Outputs:
         """The fields of an `Observation` -> `Outputs`."""
-        features, carry = lstm(self.units, nature_features(self, stacks), first, carry)
+        features = NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
+        nn.share_scope(self, features)
+        features, carry = lstm(self.units, features(stacks), first, carry)
         return heads(features, self.num_actions, carry)
