@@ -288,11 +288,11 @@ class NetworkConfig:
     """Arithmetic of the torso. `auto`: bfloat16 where only CPUs with AVX512-BF16 learn and act, unless `conv` is
     `plain`; else float32. It is the same for every network. Parameters, heads and losses are always float32. On a
     GPU from Ampere on, `float32` convolutions compute in TF32."""
-    conv: Literal["auto", "plain", "layers", "matmul"] = "auto"
+    conv: Literal["auto", "plain", "layers", "by_hand"] = "auto"
     """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU); `layers` (those of `layers.Conv` for
-    CPUs); `matmul` (as `layers`, but where only CPUs learn and act, the convolutions of `nature` and `nature_lstm`
-    are matrix products, written by hand); or `auto`: `matmul` where only CPUs learn and act, else `plain`. Results
-    agree up to rounding."""
+    CPUs); `by_hand` (as `layers`, but where only CPUs learn and act, the convolutions of `nature` and
+    `nature_lstm` are matrix products, written by hand); or `auto`: `by_hand` where only CPUs learn and act, else
+    `plain`. Results agree up to rounding."""
 
 
 @dataclass(frozen=True)

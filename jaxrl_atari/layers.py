@@ -1,9 +1,9 @@
 """`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
-naive loops (https://github.com/jax-ml/jax/issues/12868). With them, the one iteration of `impala` that we timed
-took 36 times as long, perhaps with compilation (benchmarks/NOTES.md, "The layer and the form by hand"). A
-forward convolution is fast there. So a `Conv` with `for_cpu` defines its own gradients (`jax.custom_vjp`):
+naive loops (https://github.com/jax-ml/jax/issues/12868). With them, two gradient steps of `impala` took about 20
+times as long (benchmarks/NOTES.md, "The layer and the form by hand"). A forward convolution is fast there. So a
+`Conv` with `for_cpu` defines its own gradients (`jax.custom_vjp`):
 
 - **Space-to-depth** (`space_to_depth`, `block_kernel`). The image is padded and cut into *blocks* of stride x
   stride pixels, whose pixels become channels. That makes any convolution one of stride 1, with zeros in the
@@ -13,8 +13,8 @@ forward convolution is fast there. So a `Conv` with `for_cpu` defines its own gr
 - **The gradient for the kernel** (`kernel_gradient`) is a matrix product: of the output's gradient, and the pixels
   of each row of a window, *side by side*.
 
-What XLA's CPU backend does badly, and what is done instead. The code, that of `fast/cpu_conv.py` too, refers to
-these rules by their names:
+What XLA's CPU backend does badly, and what is done instead. The code refers to these rules by their names, and so
+does `fast/nature_features.py`:
 
     words               Copies of bfloat16 go by way of float32; copies of integers do not, and four uint8 are
                         fastest as one uint32. So data that is only moved is viewed as integers (`as_words`).

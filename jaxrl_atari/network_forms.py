@@ -10,16 +10,15 @@ A network is written as a flax module (`networks.py`). The rest of the package g
     form                `network.conv`      computed by
     as written          `plain`             the module, with XLA's own convolutions
     gradients for CPUs  `layers`            the module with `for_cpu`, if it has this field
-    features by hand    `matmul`            as `layers`, but where only CPUs learn and act, `fast/cpu_conv.py`
-                                            computes the features of `nature` and `nature_lstm`
+    features by hand    `by_hand`           as `layers`, but where only CPUs learn and act, `fast/` computes the
+                                            module `NatureFeatures`
 
-`auto`, the default, is `matmul` where only CPUs learn and act, and `plain` elsewhere.
+`auto`, the default, is `by_hand` where only CPUs learn and act, and `plain` elsewhere.
 
-`_networks_of` makes the choice. The third form is for modules that begin with `networks.nature_features`. It is
-left if that function, or a layer of it, was edited, which a comparison of programs finds out (`fast/programs.py`;
-it names the two kinds of edit that it misses). After such an edit the second form runs, and `Network.advice` says
-what that costs. Any other edit, such as one of the heads, keeps the third form, in which the module itself runs
-behind the features.
+`_networks_of` makes the choice. The third form exists for networks that use `networks.NatureFeatures`: `nature`,
+`nature_lstm`, and yours if it does. If somebody edits that module or one of its layers, the network gets the
+second form, and `Network.advice` says so. A comparison of programs notices such edits (`fast/programs.py`, which
+names the two kinds that it misses). What a network does with the features runs as it is written, in every form.
 """
 
 from functools import cache, partial
@@ -30,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.fast import cpu_conv
+from jaxrl_atari.fast import nature_features
 from jaxrl_atari.fast.programs import why_not_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
@@ -107,17 +106,28 @@ def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jn
 def _by_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Networks:
     """The first two forms, which apply the module itself: one network, which learns and acts."""
     apply = partial(apply_module, module)
-    network = Network(apply, PLAIN, lambda params: params, dtype, partial(initial_carry, module), advice)
+    network = Network(
+        init=partial(init_params, module),
+        apply=apply,
+        layout=PLAIN,
+        acting_params=lambda params: params,
+        dtype=dtype,
+        initial_carry=partial(initial_carry, module),
+        advice=advice,
+    )
     return Networks(learning=network, acting=network)
 
 
 def _with_features_by_hand(module: nn.Module, dtype: jnp.dtype, advice: str, device_class: DeviceClass) -> Network:
-    """The third form: the module with features of `fast/cpu_conv.py`, in chunks that suit the class of device."""
-    features = partial(cpu_conv.features, dtype=dtype, chunk=cpu_conv.chunk_size(device_class, dtype))
+    """The third form: the module with features of `fast/`, in chunks that suit the class of device."""
+    features = partial(
+        nature_features.features, dtype=dtype, chunk=nature_features.chunk_size(device_class, dtype)
+    )
     return Network(
+        init=partial(init_params, module),
         apply=partial(apply_module, module.clone(features_by_hand=features)),
         layout=BLOCKED,
-        acting_params=jax.jit(partial(cpu_conv.acting_params, dtype=dtype)),
+        acting_params=jax.jit(partial(nature_features.acting_params, dtype=dtype)),
         dtype=dtype,
         initial_carry=partial(initial_carry, module),
         advice=advice,
@@ -141,8 +151,8 @@ def _advice_on_layers(module: nn.Module) -> str:
 def _advice_on_features(obstacle: str) -> str:
     """What it costs that the features are not computed by hand, after `why_not_by_hand`."""
     return (
-        f"{obstacle}: on the CPU that we measured, nature then trains at 0.75 of its speed in float32 and at"
-        f" half in bfloat16, compared with {cpu_conv.__name__}, which computes the features as shipped"
+        f"{obstacle}: training is slower than with {nature_features.__name__}, which computes the features as"
+        f" shipped; {nature_features.__package__} says how much"
     )
 
 

@@ -7,11 +7,11 @@ A module is here called a network if it has:
     num_actions    A, of the game
     dtype          type of the torso's products, float32 or bfloat16; parameters are float32
     for_cpu        optional: compute gradients in the way that is fast on CPUs. Pass it to each `layers.Conv`;
-                   `layers.in_chunks` reads it. True if `network.conv` is `layers` or `matmul`, or `auto` and
+                   `layers.in_chunks` reads it. True if `network.conv` is `layers` or `by_hand`, or `auto` and
                    only CPUs learn and act
     features_by_hand
-                   optional: for a network that begins with `networks.nature_features`, which reads it. With it,
-                   `fast/cpu_conv.py` computes these features where only CPUs learn and act
+                   optional, for a network that uses `networks.NatureFeatures`: pass it on, as `NatureActorCritic`
+                   does. Where only CPUs learn and act, the features are then computed by `fast/`
 
 **A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
 or a pair: logits float32 [N, A] and value float32 [N]. Three values are refused: further outputs have names, as in
@@ -73,8 +73,8 @@ class Outputs(NamedTuple):
 
 
 FeaturesByHand = Callable[[Any, jax.Array], jax.Array]
-"""Computes what `networks.nature_features` computes: the network's parameters, and stacks uint8 [N, H, W, 4 * C]
-in the layout of its `Network` -> float32 [N, 512]."""
+"""Computes what `networks.NatureFeatures` computes: the network's parameters, and stacks uint8 [N, H, W, 4 * C] in
+the layout of its `Network` -> float32 [N, 512]."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,7 @@ Apply = Callable[[Any, Observation], Outputs]
 class Network(NamedTuple):
     """A network as the rest of the package knows it: pure functions that suit the devices which compute it."""
 
+    init: Callable[[jax.Array], Any]  # key -> its first parameters, as `init_params` makes them
     apply: Apply
     layout: FrameLayout  # how frames are stored: `Observation.stacks` is uint8 [N, H, W, 4 * C]
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs

@@ -22,9 +22,8 @@ from jaxrl_atari.network_interface import FeaturesByHand, Outputs
 def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
     """A dense layer that computes in `dtype`, with orthogonal initialisation of gain `scale`.
 
-    In float32 its products are those of float32 on a GPU too, and not of TF32. They are cheap, and PPO's ratio
-    compares outputs that the learner and the actor compute separately, so both must round alike. Convolutions,
-    most of the arithmetic, stay in TF32 there, as JAX has it.
+    In float32 its products are those of float32 on a GPU too, and not of TF32, which would round them to ten bits:
+    they are a small part of the arithmetic. Convolutions, most of it, stay in TF32 there, as JAX has it.
     """
     return nn.Dense(
         features,
@@ -65,11 +64,11 @@ class NatureFeatures(nn.Module):
     """The convolutions and the dense layer of Mnih et al. 2015: stacks -> features.
 
     Most of the arithmetic of `nature` and `nature_lstm` is here. Where only CPUs learn and act, `by_hand` computes
-    the same features faster, from the same parameters (`fast/`). After an edit of this module or of a layer of it,
-    the layers compute them there too, and the session says what that costs.
+    the same features faster, from the same parameters (`fast/`). If you edit this module or one of its layers, the
+    layers run there too, and a line at the start of the session says so.
 
-    A network calls `nn.share_scope(self, features)` before it uses this module, so that the layers `conv1`, `conv2`,
-    `conv3` and `dense` are its own.
+    Before a network uses this module, it calls `nn.share_scope(self, features)`: the layers `conv1`, `conv2`,
+    `conv3` and `dense` then count as its own, without a prefix in their names.
     """
 
     dtype: Any = jnp.float32
@@ -78,7 +77,7 @@ class NatureFeatures(nn.Module):
 
     @nn.compact
     def __call__(self, stacks: Any) -> jax.Array:
-        """Exactly what the network was called with, uint8 [N, 84, 84, 4] or `HiddenStacks` -> float32 [N, 512]."""
+        """What the network was called with, uint8 [N, 84, 84, 4] or `HiddenStacks` -> float32 [N, 512]."""
         if self.by_hand is not None:
             return self.by_hand(self.variables["params"], stacks.array)
         torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)

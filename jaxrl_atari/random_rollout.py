@@ -13,7 +13,7 @@ from jaxrl_atari.frames import STACK, next_age
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Network, init_params, make_module
+from jaxrl_atari.network_interface import Network
 from jaxrl_atari.update import init_train_state, update
 
 
@@ -34,8 +34,7 @@ def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metric
     params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
     network = make_network(config.network, num_actions, device_class(jax.devices()[0]))
-    params = init_params(make_module(config.network, num_actions), params_key)
-    state = init_train_state(params, options, algorithm, init_key)
+    state = init_train_state(network.init(params_key), options, algorithm, init_key)
     rollout = random_rollout(
         rollout_key, network, length=options.rollout_length, num_envs=config.env.num_envs, num_actions=num_actions
     )

@@ -318,18 +318,19 @@ def open_session(
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
         # What it continues from.
+        networks_for = partial(networks_of_session, config.network, placement)  # of a number of actions
         algorithm = find_algorithm(config.algorithm)
         options = resolved_options(config)
         checkpoints = Checkpoints(session_dir, say)
         resumed = checkpoints.resume() if resume else None
         arrays: dict[str, Any] = {}
         if resumed is not None:  # another network is refused before a game starts
-            arrays = resumed_arrays(resumed, config.network, algorithm, options, device=placement.home)
+            network = networks_for(resumed.meta["num_actions"]).learning
+            arrays = resumed_arrays(resumed, network, algorithm, options, device=placement.home)
             checkpoints.set_damaged_aside(resumed.damaged)
         progress = Progress(resumed.meta if resumed else {})
 
         # What plays, learns and evaluates.
-        networks_for = partial(networks_of_session, config.network, placement)
         groups_for = partial(make_groups, config, placement, networks_for)
         environments = start_environments(
             groups_for,
@@ -341,12 +342,9 @@ def open_session(
             say=say,
         )
         exits.callback(environments.close)
-        num_actions = environments.num_actions
+        networks = networks_for(environments.num_actions)
         if resumed is None:
-            arrays = first_arrays(
-                config.network, algorithm, options, num_actions=num_actions, seed=seed, device=placement.home
-            )
-        networks = networks_for(num_actions)
+            arrays = first_arrays(networks.learning, algorithm, options, seed=seed, device=placement.home)
         if networks.learning.advice:
             say(networks.learning.advice)
         learner = make_learner(config.overlap, placement, networks, algorithm, arrays, check=config.devices.check)
@@ -356,7 +354,7 @@ def open_session(
             evaluator = Evaluator(
                 config,
                 seed=seed,
-                num_actions=num_actions,
+                num_actions=environments.num_actions,
                 device=placement.evaluator,
                 session_dir=session_dir,
                 writer=outputs,

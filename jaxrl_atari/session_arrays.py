@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import flax.linen as nn
 import jax
 import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
 from threadpoolctl import threadpool_limits
@@ -11,19 +10,13 @@ from threadpoolctl import threadpool_limits
 from jaxrl_atari.algorithm import Algorithm
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
-from jaxrl_atari.network_interface import init_params, make_module
+from jaxrl_atari.network_interface import Network, init_params, make_module
 from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
 from jaxrl_atari.update import init_train_state
 
 
 def first_arrays(
-    network: NetworkConfig,
-    algorithm: Algorithm,
-    options: PPOConfig,
-    *,
-    num_actions: int,
-    seed: int,
-    device: jax.Device,
+    network: Network, algorithm: Algorithm, options: PPOConfig, *, seed: int, device: jax.Device
 ) -> dict[str, Any]:
     """The arrays of a session before its first update: `train_state`, and `key`, from which all other keys derive.
 
@@ -33,24 +26,17 @@ def first_arrays(
 
     Args:
         options: as `resolved_options` returns them.
-        num_actions: of the game.
         seed: of the session.
         device: where the arrays are put.
     """
-    module = make_module(network, num_actions)
     with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
-        arrays = _first_arrays(module, algorithm, options, new_key(seed))
+        arrays = _first_arrays(network, algorithm, options, new_key(seed))
         jax.block_until_ready(arrays)  # before the limit ends
     return jax.device_put(arrays, device)
 
 
 def resumed_arrays(
-    resumed: ResumedCheckpoint,
-    network: NetworkConfig,
-    algorithm: Algorithm,
-    options: PPOConfig,
-    *,
-    device: jax.Device,
+    resumed: ResumedCheckpoint, network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
 ) -> dict[str, Any]:
     """The arrays of a checkpoint: those of `first_arrays`, and `acting` and `evaluation`, if it has them.
 
@@ -59,10 +45,9 @@ def resumed_arrays(
         device: where the arrays are put.
 
     Raises:
-        ConfigError: the network is not registered.
         UserError: the checkpoint holds another network or optimiser.
     """
-    target = abstract_arrays(network, algorithm, options, resumed.meta["num_actions"], device=device)
+    target = abstract_arrays(network, algorithm, options, device=device)
     arrays = resumed.to_devices("arrays", target)
     for item in resumed.items.keys() - {"arrays"}:  # these have the form of the parameters
         arrays[item] = resumed.to_devices(item, arrays["train_state"].params)
@@ -70,16 +55,11 @@ def resumed_arrays(
 
 
 def abstract_arrays(
-    network: NetworkConfig, algorithm: Algorithm, options: PPOConfig, num_actions: int, *, device: jax.Device
+    network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
 ) -> dict[str, Any]:
-    """Shapes, types and placement of `first_arrays`: the target of a restore for more training.
-
-    Raises:
-        ConfigError: the network is not registered.
-    """
-    module = make_module(network, num_actions)
+    """Shapes, types and placement of `first_arrays`: the target of a restore for more training."""
     key = jax.eval_shape(lambda: new_key(0))
-    shapes = jax.eval_shape(partial(_first_arrays, module, algorithm, options), key)
+    shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key)
     return _placed(shapes, device)
 
 
@@ -102,7 +82,7 @@ def _placed(shapes: Any, device: jax.Device) -> Any:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(module: nn.Module, algorithm: Algorithm, options: PPOConfig, key: jax.Array) -> dict[str, Any]:
-    params = init_params(module, jax.random.fold_in(key, NETWORK_STREAM))
+def _first_arrays(network: Network, algorithm: Algorithm, options: PPOConfig, key: jax.Array) -> dict[str, Any]:
+    params = network.init(jax.random.fold_in(key, NETWORK_STREAM))
     train_state = init_train_state(params, options, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
     return {"train_state": train_state, "key": key}

@@ -6,7 +6,6 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, PPOConfig
@@ -14,7 +13,6 @@ from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import init_params, make_module
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.update import init_train_state, update
 
@@ -50,8 +48,7 @@ def update_memory(config: Config, device: jax.Device, learners: int = 1) -> Upda
         rollout = random_rollout(
             key, network, length=options.rollout_length, num_envs=num_envs, num_actions=ACTIONS
         )
-        params = init_params(make_module(config.network, ACTIONS, jnp.float32), key)
-        return init_train_state(params, options, algorithm, key), rollout, options, key
+        return init_train_state(network.init(key), options, algorithm, key), rollout, options, key
 
     program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
     shapes = jax.eval_shape(arguments, new_key(0))

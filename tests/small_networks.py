@@ -44,6 +44,12 @@ class Recurrent(nn.Module):
 def make(network, num_actions, seed=0):
     """The first parameters and the functions of a module."""
     module = network(num_actions)
-    params = init_params(module, jax.random.key(seed))
-    functions = partial(apply_module, module), PLAIN, lambda params: params, jnp.dtype("float32")
-    return params, Network(*functions, partial(initial_carry, module))
+    made = Network(
+        init=partial(init_params, module),
+        apply=partial(apply_module, module),
+        layout=PLAIN,
+        acting_params=lambda params: params,
+        dtype=jnp.dtype("float32"),
+        initial_carry=partial(initial_carry, module),
+    )
+    return made.init(jax.random.key(seed)), made

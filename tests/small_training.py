@@ -11,6 +11,7 @@ import jax
 from jaxrl_atari import session_arrays
 from jaxrl_atari.algorithm import find_algorithm, resolved_options
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.runs.checkpoints import Checkpoints, meta_digest
 from jaxrl_atari.runs.writers import Writer
 
@@ -35,16 +36,15 @@ def change(config, **options):
 def first_arrays(config, num_actions, device):
     """`session_arrays.first_arrays` of a config, with seed 0."""
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
-    return session_arrays.first_arrays(
-        config.network, algorithm, options, num_actions=num_actions, seed=0, device=device
-    )
+    network = make_network(config.network, num_actions, "cpu")
+    return session_arrays.first_arrays(network, algorithm, options, seed=0, device=device)
 
 
 def abstract_arrays(config, num_actions):
     """`session_arrays.abstract_arrays` of a config, on a CPU."""
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
-    device = jax.devices("cpu")[0]
-    return session_arrays.abstract_arrays(config.network, algorithm, options, num_actions, device=device)
+    network = make_network(config.network, num_actions, "cpu")
+    return session_arrays.abstract_arrays(network, algorithm, options, device=jax.devices("cpu")[0])
 
 
 def stop_before(rollout):

@@ -20,7 +20,7 @@ from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.fast import cpu_conv
+from jaxrl_atari.fast import nature_features
 from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
@@ -172,14 +172,14 @@ def nature(params, stacks):
 
 
 def shipped(name, dtype="float32", conv="plain"):
-    """`name` as its module computes it; `matmul`: with gradients for CPUs."""
-    module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype)).clone(for_cpu=conv == "matmul")
+    """`name` as its module computes it; `layers`: with gradients for CPUs."""
+    module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype)).clone(for_cpu=conv == "layers")
     return lambda params, stacks: apply_module(module, params, Observation(stacks))[:2]
 
 
 def products(chunk, dtype="float32"):
-    """The Nature network with features of `cpu_conv`, on stacks of images."""
-    features = partial(cpu_conv.features, dtype=jnp.dtype(dtype), chunk=chunk)
+    """The Nature network with features of `nature_features`, on stacks of images."""
+    features = partial(nature_features.features, dtype=jnp.dtype(dtype), chunk=chunk)
     module = NatureActorCritic(ACTIONS, jnp.dtype(dtype), features_by_hand=features)
     return lambda params, x: apply_module(module, params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))))[:2]
 
@@ -200,8 +200,8 @@ def outputs_and_gradients(apply, name, n):
     return gradients_and_outputs(apply)(perturbed(first_params(name)), random_stacks(n))[::-1]
 
 
-N = 131  # five chunks of 32, the last one not full; nine of 16, which are more than `cpu_conv` unrolls
-assert cpu_conv.UNROLLED < N / 16
+N = 131  # five chunks of 32, the last one not full; nine of 16, which are more than `nature_features` unrolls
+assert nature_features.UNROLLED < N / 16
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ assert cpu_conv.UNROLLED < N / 16
         (products(32), nature, N, 0.0, 1e-5),
         (products(16), nature, N, 0.0, 1e-5),  # in a loop
         (shipped("impala"), impala, 2, 0.0, 1e-5),
-        (shipped("nature", conv="matmul"), nature, N, 0.0, 1e-5),
+        (shipped("nature", conv="layers"), nature, N, 0.0, 1e-5),
         (shipped("nature", "bfloat16"), nature, N, 1e-4, 0.02),
         (products(16, "bfloat16"), nature, N, 1e-4, 0.02),
         (shipped("impala", "bfloat16"), impala, 2, 1e-4, 0.2),
@@ -259,7 +259,7 @@ def test_gradients_of_impala_for_cpus_are_those_of_plain_layers():
 def test_gradients_of_impala_for_cpus_equal_those_of_other_layers_but_for_ties():
     """In float32. A tie in a max pooling decides a draw, whose gradients then differ by up to 1e-2."""
     params = perturbed(first_params("impala"))
-    computed = [gradients_and_outputs(apply) for apply in (shipped("impala", conv="matmul"), impala)]
+    computed = [gradients_and_outputs(apply) for apply in (shipped("impala", conv="layers"), impala)]
 
     def error(got, expected):
         return float(jnp.linalg.norm(got - expected) / jnp.linalg.norm(expected))
@@ -312,7 +312,7 @@ def test_initialisation():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_acting_params_change_no_bit_of_the_outputs(dtype):
     params, run = perturbed(first_params("nature")), jax.jit(products(32, dtype))
-    prepared = cpu_conv.acting_params(params, jnp.dtype(dtype))
+    prepared = nature_features.acting_params(params, jnp.dtype(dtype))
     assert prepared["dense"]["kernel"].dtype == dtype
     jax.tree.map(np.testing.assert_array_equal, run(prepared, random_stacks(16)), run(params, random_stacks(16)))
 
@@ -362,9 +362,16 @@ def stopped(self, stacks):
     return outputs._replace(value=jax.lax.stop_gradient(outputs.value))
 
 
+def features_of(self, stacks):
+    """As `NatureActorCritic` makes them."""
+    features = networks.NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
+    nn.share_scope(self, features)
+    return features(stacks)
+
+
 @nn.compact
 def one_more_layer(self, stacks):
-    x = networks.nature_features(self, stacks)
+    x = features_of(self, stacks)
     return networks.heads(nn.relu(networks.dense(64, 1.0, "more", jnp.float32)(x)), self.num_actions)
 
 
@@ -414,27 +421,33 @@ def brighter(self, stacks):
 @nn.compact
 def and_a_pixel(self, stacks):
     """It begins with the features, but also reads the stacks itself."""
-    features = networks.nature_features(self, stacks)
+    features = features_of(self, stacks)
     return networks.heads(features + stacks[:, :1, 0, 0].astype(jnp.float32), self.num_actions)
 
 
 @nn.compact
 def other_for_many(self, stacks):
     """Other features for more than 32 samples."""
-    features = networks.nature_features(self, stacks)
+    features = features_of(self, stacks)
     return networks.heads(1.1 * features if len(features) > 32 else features, self.num_actions)
 
 
 @nn.compact
 def other_for_some(self, stacks):
     """Other features for 33 to 99 samples."""
-    features = networks.nature_features(self, stacks)
+    features = features_of(self, stacks)
     return networks.heads(1.1 * features if 32 < features.shape[0] < 100 else features, self.num_actions)
 
 
-EDITED = (
-    "the features of Again, or a layer of them, were edited: on the CPU that we measured, nature then trains at"
-)
+@nn.compact
+def other_name(self, stacks):
+    x = networks.nature_torso(stacks, self.dtype, self.for_cpu).reshape(stacks.shape[0], -1)
+    return networks.heads(
+        nn.relu(networks.dense(512, 2**0.5, "fully_connected", jnp.float32)(x)), self.num_actions
+    )
+
+
+EDITED = "the features of Again, or a layer of them, were edited: training is slower than with jaxrl_atari.fast."
 NOT_COMPARED = "cannot be compared with the features by hand ("
 
 
@@ -449,6 +462,18 @@ def edited_features(**changes):
     return edit
 
 
+def of_size(**sizes):
+    """A torso whose layers have other sizes: name -> (outputs, (height, width), stride)."""
+
+    def torso(x, dtype, for_cpu):
+        layers = {"conv1": (32, (8, 8), 4), "conv2": (64, (4, 4), 2), "conv3": (64, (3, 3), 1)} | sizes
+        for name, (outputs, size, stride) in layers.items():
+            x = nn.relu(Conv(outputs, size, stride, padding="VALID", dtype=dtype, for_cpu=for_cpu, name=name)(x))
+        return x
+
+    return edited_features(nature_torso=torso)
+
+
 def edited_call(call):
     return lambda monkeypatch: edited(call)
 
@@ -461,13 +486,20 @@ torso, hidden_layer = networks.nature_torso, networks.hidden_layer
     [
         (edited_features(nature_torso=lambda *args, **kwargs: 1.1 * torso(*args, **kwargs)), "cpu", EDITED),
         (edited_features(hidden_layer=lambda x, *args: hidden_layer(lax.stop_gradient(x), *args)), "cpu", EDITED),
+        (of_size(conv1=(16, (8, 8), 4)), "cpu", EDITED),
+        (of_size(conv1=(32, (4, 4), 4)), "cpu", EDITED),
+        (of_size(conv2=(64, (3, 3), 2)), "cpu", EDITED),
+        (of_size(conv3=(32, (3, 3), 1)), "cpu", EDITED),
+        (of_size(conv3=(64, (4, 4), 1)), "cpu", EDITED),
+        (edited_features(hidden_layer=lambda x, n, dtype: hidden_layer(x, n // 2, dtype)), "cpu", EDITED),
+        (edited_call(other_name), "cpu", "the features of Edited, or a layer of them, were edited: "),
         # In float32 what it was, so that only a comparison in the arithmetic in force sees it.
         (edited_features(hidden_layer=lambda x, n, dtype: hidden_layer(x, n, jnp.float32)), "amx cpu", EDITED),
         (edited_call(narrow), "cpu", "the gradients of conv1 are many times slower"),
         (edited_call(brighter), "cpu", f"Edited {NOT_COMPARED}TypeError: "),
         (edited_call(and_a_pixel), "cpu", f"Edited {NOT_COMPARED}TypeError: "),
         (edited_call(other_for_many), "cpu", f"Edited {NOT_COMPARED}TypeError: "),
-        (edited_call(other_for_some), "cpu", "'samples' > '32' is inconclusive.): on the CPU that we"),
+        (edited_call(other_for_some), "cpu", "'samples' > '32' is inconclusive.): training is slower"),
     ],
 )
 def test_an_edit_of_the_features_is_what_a_cpu_computes(edit, device_class, said, monkeypatch):
@@ -498,7 +530,7 @@ def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):
     monkeypatch.setattr(networks, "NatureActorCritic", type("Again", (NatureActorCritic,), {}))  # none is kept
     network = make_network(NetworkConfig(), ACTIONS, "cpu")
     assert not by_hand(network)
-    assert f"Again {NOT_COMPARED}NotImplementedError: no such): on the CPU that we measured" in network.advice
+    assert f"Again {NOT_COMPARED}NotImplementedError: no such): training is slower than with" in network.advice
     assert "edited" not in network.advice
 
 
@@ -568,7 +600,7 @@ def test_a_network_of_the_users_has_gradients_for_cpus():
     assert "Without: the gradients of Conv_0 are many times slower" in slow.advice
     assert "for_cpu=self.for_cpu" in slow.advice
     # The advice is about CPUs.
-    assert not make_network(NetworkConfig(name="without", conv="matmul"), ACTIONS, "gpu").advice
+    assert not make_network(NetworkConfig(name="without", conv="by_hand"), ACTIONS, "gpu").advice
 
 
 def test_the_advice_names_each_slow_layer_once_and_by_its_path():
@@ -865,7 +897,7 @@ def test_chunks_change_nothing(samples):
         (NetworkConfig(conv="plain"), "bfloat16 cpu", "bfloat16 cpu", ("float32", PLAIN)),
         (NetworkConfig(compute_dtype="float32"), "bfloat16 cpu", "bfloat16 cpu", ("float32", BLOCKED)),
         (NetworkConfig(compute_dtype="bfloat16", conv="plain"), "cpu", "cpu", ("bfloat16", PLAIN)),
-        (NetworkConfig(compute_dtype="float32", conv="matmul"), "gpu", "gpu", ("float32", PLAIN)),
+        (NetworkConfig(compute_dtype="float32", conv="by_hand"), "gpu", "gpu", ("float32", PLAIN)),
     ],
 )
 def test_form_and_arithmetic_suit_the_platforms(config, learner, actor, expected):

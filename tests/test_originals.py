@@ -364,7 +364,7 @@ def test_the_shipped_network_has_the_originals_first_gradient(name):
     config, _, batch = first_minibatch(name, rollout)
     config = jax.tree.map(np.float32, config)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rollouts.parameters())
-    network = make_network(NetworkConfig(conv="matmul", compute_dtype="float32"), rollouts.ACTIONS, "cpu")
+    network = make_network(NetworkConfig(conv="by_hand", compute_dtype="float32"), rollouts.ACTIONS, "cpu")
     gradient, _ = jax.grad(ppo.ppo_loss, has_aux=True)(params, network.apply, batch, config)
     apart = difference(jax.device_get(gradient), layers_of(name, "gradient"))
     print(f"{name}: first gradient in float32: {apart:.1e}")

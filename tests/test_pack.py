@@ -27,7 +27,7 @@ from jaxrl_atari.train import main as train
 from jaxrl_atari.trials.trial import run_training
 from jaxrl_atari.verify.__main__ import main as verify
 
-BFLOAT16 = NetworkConfig(compute_dtype="bfloat16", conv="matmul")
+BFLOAT16 = NetworkConfig(compute_dtype="bfloat16", conv="by_hand")
 CONFIG = change(TINY, total_env_steps=256, network=BFLOAT16)
 
 

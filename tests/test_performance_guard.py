@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_atari import rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.fast.cpu_conv import UNROLLED, chunk_size
+from jaxrl_atari.fast.nature_features import UNROLLED, chunk_size
 from jaxrl_atari.groups import empty_past
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.network_forms import make_network
@@ -195,7 +195,7 @@ def test_no_convolution_in_a_loop_of_the_update():
 
 
 def test_the_update_moves_data_once():
-    """What `cpu_conv.py` says about fusion."""
+    """What `nature_features.py` says about fusion."""
     program = program_of_the_update()
     bodies = ["\n".join(lines) for lines in computations(program).values()]
     padded = [body for body in bodies if " pad(" in body]
@@ -241,7 +241,7 @@ def test_the_update_of_a_gpu_has_its_convolutions_in_bfloat16_and_heads_in_float
 
 def test_the_matrix_products_of_a_gpu_have_their_dense_layer_and_heads_in_float32():
     """As the module that the form by hand computes: not in TF32."""
-    config = NetworkConfig(conv="matmul", compute_dtype="float32")
+    config = NetworkConfig(conv="by_hand", compute_dtype="float32")
     program = lowered_for_cuda(*update_and_arguments(config, "gpu"))
     # The dense layer and the two heads, each forward and two gradients.
     assert len(re.findall(r"stablehlo\.dot_general [^\n]*precision = \[HIGHEST, HIGHEST\]", program)) == 9

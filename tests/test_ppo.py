@@ -99,7 +99,7 @@ def in_float64(params):
 KINK_MARGIN = 1e-6
 
 
-def network(conv="matmul"):
+def network(conv="by_hand"):
     return make_network(NetworkConfig(conv=conv), ACTIONS, "cpu")
 
 
@@ -223,7 +223,7 @@ def test_the_reference_gradients_are_the_slopes_of_its_loss():
             np.testing.assert_allclose(slope, expected, rtol=2e-4, err_msg=f"{name} {key}")
 
 
-@pytest.mark.parametrize("conv", ["plain", "matmul"])
+@pytest.mark.parametrize("conv", ["plain", "by_hand"])
 def test_gradients_of_all_parameters(conv):
     rng = np.random.default_rng(6)
     params, batch = trained_params(6), minibatch(6, size=16)
@@ -282,7 +282,7 @@ def jitted_update(apply):
 KEY = jax.random.key(3)
 
 
-def run_update(rollout, params, config, conv="matmul"):
+def run_update(rollout, params, config, conv="by_hand"):
     """The new state and the metrics of an update of a rollout in NumPy."""
     arrays = shipped(rollout, network(conv).layout)
     return jitted_update(network(conv).apply)(init_train_state(params, config, PPO, KEY), arrays, config, KEY)
@@ -291,13 +291,13 @@ def run_update(rollout, params, config, conv="matmul"):
 @pytest.mark.parametrize(
     ("conv", "seed", "changes"),
     [
-        ("matmul", 0, {"weight_decay": 0.0}),
+        ("by_hand", 0, {"weight_decay": 0.0}),
         ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3}),
-        pytest.param("matmul", 1, {"normalize_advantages": False, "weight_decay": 0.0}, marks=pytest.mark.long),
-        pytest.param("matmul", 0, {"clip_value_loss": False, "weight_decay": 0.0}, marks=pytest.mark.long),
-        pytest.param("matmul", 2, {"unbiased_std": True, "minibatches": "uniform"}, marks=pytest.mark.long),
-        pytest.param("matmul", 3, {"truncation_is_terminal": True}, marks=pytest.mark.long),
-        pytest.param("matmul", 4, {"learn_from_auto_resets": True}, marks=pytest.mark.long),
+        pytest.param("by_hand", 1, {"normalize_advantages": False, "weight_decay": 0.0}, marks=pytest.mark.long),
+        pytest.param("by_hand", 0, {"clip_value_loss": False, "weight_decay": 0.0}, marks=pytest.mark.long),
+        pytest.param("by_hand", 2, {"unbiased_std": True, "minibatches": "uniform"}, marks=pytest.mark.long),
+        pytest.param("by_hand", 3, {"truncation_is_terminal": True}, marks=pytest.mark.long),
+        pytest.param("by_hand", 4, {"learn_from_auto_resets": True}, marks=pytest.mark.long),
     ],
 )
 def test_a_whole_update(conv, seed, changes):

@@ -1,17 +1,21 @@
-"""Whether a network's features are still those that `cpu_conv.py` computes by hand: a comparison of programs.
+"""Whether a network's features are still those that `nature_features.py` computes: a comparison of programs.
 
 `features_as_shipped` computes these features in a few lines. It uses no layer of this package, so that an edit of
 one, as of `layers.Conv`, changes the network's features and not these. Two programs of the network are compared:
 with its own features, and with `features_as_shipped` in their place. The rest of the network is the same in both.
+Before, the shapes of the kernels are compared, which both programs take from the parameters.
+
+Why programs and not numbers: JAX makes these programs in less than a second. To compare outputs and gradients it
+would have to compile them, too.
 
 The number of samples is a symbol, so programs are compared for all numbers at once. A network that treats few
 samples and many differently is then not taken for one with the features as shipped. A single sample, which
-broadcasts, is compared too. Two kinds of edit of the features are not noticed, and `cpu_conv.py` still computes
-them as they were:
+broadcasts, is compared too. Two kinds of edit of the features are not noticed, and `nature_features.py` still
+computes them as they were:
 
 - a test for one particular number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
-- an edit under `if network.for_cpu`: the network is compared in the form that a GPU runs, in which this is false.
-  To try such an edit, move it out of the branch.
+- an edit under `if self.for_cpu`: the network is compared in the form that a GPU runs, in which this is false. To
+  try such an edit, move it out of the branch.
 """
 
 from functools import partial
@@ -22,11 +26,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxrl_atari.fast.nature_features import KERNELS
 from jaxrl_atari.network_interface import Observation, Outputs, apply_module, empty_observation, init_params
 
 
 def why_not_by_hand(module: Any) -> str:
-    """Why `cpu_conv.py` does not compute the features of this network; empty if it does.
+    """Why `nature_features.py` does not compute the features of this network; empty if it does.
 
     Args:
         module: with the fields of a network; its `for_cpu` is false, and its `features_by_hand` is None.
@@ -34,21 +39,25 @@ def why_not_by_hand(module: Any) -> str:
     Returns:
         The beginning of a message, with the name of the module.
     """
-    name = type(module).__name__
+    module_name = type(module).__name__
+    edited = f"the features of {module_name}, or a layer of them, were edited"
     as_shipped = module.clone(features_by_hand=partial(features_as_shipped, dtype=module.dtype))
     params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
+    kernels = {name: params[name]["kernel"].shape for name in KERNELS if "kernel" in params.get(name, {})}
+    if kernels != KERNELS:
+        return edited
     try:
         same = programs_of(module, params) == programs_of(as_shipped, params)
     except Exception as error:
         # For example, it reads the stacks itself, or asks how many samples there are, by a comparison or by `len`.
-        # Then it computes its own features, and shows any error of its own.
+        # Then its layers compute the features, and show any error of their own.
         why = str(error).partition("\n")[0]
-        return f"{name} cannot be compared with the features by hand ({type(error).__name__}: {why})"
-    return "" if same else f"the features of {name}, or a layer of them, were edited"
+        return f"{module_name} cannot be compared with the features by hand ({type(error).__name__}: {why})"
+    return "" if same else edited
 
 
 def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array:
-    """What `cpu_conv.features` computes, layer by layer: a copy of `networks.nature_features`, on purpose.
+    """What `nature_features.features` computes, layer by layer: a copy of `networks.NatureFeatures`, on purpose.
 
     Args:
         params: of the network.
@@ -64,8 +73,8 @@ def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array
         x = lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=axes)
         x = nn.relu(x + params[name]["bias"])  # in float32
     dense = nn.Dense(512, dtype=dtype, precision="highest" if dtype == jnp.float32 else None)
-    x = dense.apply({"params": params["dense"]}, x.reshape(x.shape[0], -1))
-    return nn.relu(x).astype(jnp.float32)
+    hidden: Any = dense.apply({"params": params["dense"]}, x.reshape(x.shape[0], -1))
+    return nn.relu(hidden).astype(jnp.float32)
 
 
 def programs_of(module: nn.Module, params: Any) -> list[Any]:

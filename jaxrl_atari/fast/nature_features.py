@@ -2,7 +2,7 @@
 
 `__init__.py` says what this is for.
 
-`features` computes what `networks.nature_features` computes, from the same parameters:
+`features` computes what `networks.NatureFeatures` computes, from the same parameters:
 
     result      function       input                    output
     out1        first_layer    uint8 [N, 21, 21, 64]    [N, 10, 10, 128]
@@ -64,17 +64,28 @@ from jax import lax
 
 from jaxrl_atari.frames import BLOCK, BLOCKED, STACK
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import UNROLLED, as_words, from_chunks, from_words, once_differentiable, to_chunks
+from jaxrl_atari.layers import (
+    UNROLLED,
+    as_words,
+    block_kernel,
+    from_chunks,
+    from_words,
+    once_differentiable,
+    to_chunks,
+)
 
 TORSO_CHANNELS = 64
 """Channels of the torso's output, out3."""
+
+KERNELS = {"conv1": (8, 8, STACK, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64), "dense": (3136, 512)}
+"""The shapes of the kernels from which this file computes."""
 
 
 def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Array:
     """The features of blocked frame stacks.
 
     Args:
-        params: of a network that begins with `networks.nature_features`, or `acting_params` of them.
+        params: of a network that begins with `networks.NatureFeatures`, or `acting_params` of them.
         stacks: uint8 [N, 21, 21, 64]; a channel is (frame, row, column) of a block.
         dtype: type of the arithmetic, float32 or bfloat16.
         chunk: `chunk_size`.
@@ -153,10 +164,11 @@ def block_kernels(params: Any) -> Kernels:
     """
     k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
     b1, b2, b3 = (params[name]["bias"] for name in ("conv1", "conv2", "conv3"))
-    # Height and width are each (block in the window, pixel in the block).
-    w1 = k1.reshape(2, BLOCK, 2, BLOCK, *k1.shape[2:]).transpose(4, 1, 3, 0, 2, 5)
-    w1 = w1.reshape(STACK * BLOCK * BLOCK, -1) / 255
-    w2 = k2.reshape(2, 2, 2, 2, *k2.shape[2:]).transpose(0, 2, 1, 3, 4, 5).reshape(-1, k2.shape[-1])
+    w1 = block_kernel(k1, BLOCK).reshape(4, BLOCK * BLOCK, STACK, -1)  # [place, pixel of a block, frame, output]
+    w1 = (
+        w1.transpose(2, 1, 0, 3).reshape(STACK * BLOCK * BLOCK, -1) / 255
+    )  # in a block of frames, the frame is first
+    w2 = block_kernel(k2, 2).reshape(-1, k2.shape[-1])
     w3 = k3.reshape(-1, k3.shape[-1])
     return Kernels(w1, b1, w2, b2, w3, b3)
 
@@ -344,7 +356,7 @@ def layer_backward(
 
 @jax.custom_vjp
 def dense(x: jax.Array, w: jax.Array) -> jax.Array:
-    """`x @ w` in the type of x: [N, 3136], float32 [3136, O] -> float32 [N, O].
+    """`x @ w` in the type of x: [N, 3136], [3136, O] -> float32 [N, O]. w is float32, or has that type already.
 
     JAX's own gradient would compute the products in float32, and transposed.
     """
