@@ -166,17 +166,16 @@ def divide_gpus(devices: DevicesConfig) -> GpuBlocks:
 
 
 def consecutive_blocks(count: int, size: int, offset: int) -> list[tuple[int, ...]]:
-    """Blocks of consecutive GPUs, as indices into `count` visible ones.
+    """Blocks of consecutive GPUs, as indices into `count` visible ones. GPU 0 follows the last one.
 
-    If `count` is not a multiple of `size`, the remaining GPUs stay idle, so that no two blocks share a GPU.
+    No two blocks share a GPU. If `count` is not a multiple of `size`, the GPUs before the first block stay idle.
 
     Args:
         size: GPUs in a block.
-        offset: the first block starts at this GPU, modulo the number of GPUs that are used.
+        offset: the first block starts at this GPU, modulo `count`.
     """
-    used = count - count % size
-    firsts = range(offset, offset + used, size)
-    return [tuple((first + i) % used for i in range(size)) for first in firsts]
+    firsts = range(offset, offset + count - count % size, size)
+    return [tuple((first + i) % count for i in range(size)) for first in firsts]
 
 
 # --- JAX's back end ----------------------------------------------------------------------------------------------
