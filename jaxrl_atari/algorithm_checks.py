@@ -73,7 +73,7 @@ def forms(tree: Any) -> dict[str, str]:
 
 
 def as_floats(metrics: Metrics) -> Metrics:
-    """The metrics of one function, whole numbers and truth values as float32.
+    """The metrics of one function as float32, in which their means over gradient steps are taken.
 
     Raises:
         ConfigError: they are no dict, or one of them is not a single number, or has a name of `OWN_METRICS`.
@@ -86,11 +86,7 @@ def as_floats(metrics: Metrics) -> Metrics:
         shape = jnp.shape(value)
         require(shape == (), "metric", name, expected, f"its shape is {shape}")
     check_names(metrics.keys(), OWN_METRICS)
-    return {name: value if is_float(value) else jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-
-
-def is_float(x: jax.typing.ArrayLike) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
 
 
 def check_names(names: Set[str], taken: Set[str]) -> None:

@@ -403,14 +403,17 @@ def test_a_metric_of_the_loss_has_a_name_of_its_own(name):
 
 @pytest.mark.parametrize("target_kl", [None, 1.0])
 @pytest.mark.parametrize("part", ["loss", "prepare"])
-def test_a_metric_may_be_a_count_or_a_truth_value(part, target_kl):
-    def with_both(*arguments):
+def test_a_metric_may_be_a_number_of_any_type(part, target_kl):
+    """Its mean is taken in float32: in bfloat16, a sum of steps would have three digits."""
+    numbers = {"samples": jnp.int32(3), "positive": jnp.bool(True), "short": jnp.bfloat16(1.0078125)}
+
+    def with_all(*arguments):
         *results, metrics = getattr(PPO, part)(*arguments)
-        return *results, metrics | {"samples": jnp.int32(3), "positive": jnp.bool(True)}
+        return *results, metrics | numbers
 
     config = dataclasses.replace(CONFIG, target_kl=target_kl)
-    _, _, metrics = updated(PPO._replace(**{part: with_both}), config=config)
-    assert (metrics["samples"], metrics["positive"]) == (3.0, 1.0)
+    _, _, metrics = updated(PPO._replace(**{part: with_all}), config=config)
+    assert {name: metrics[name] for name in numbers} == {"samples": 3.0, "positive": 1.0, "short": 1.0078125}
     assert all(metric.dtype == jnp.float32 for metric in metrics.values())
 
 
