@@ -75,7 +75,12 @@ class Mean:
     """The mean over the samples that count, on all devices: `mean(x)`, for x of the shape of `weight`.
 
     That shape is [T, B] for a rollout and [N] for a minibatch: sum other axes of x first. Auto-reset steps do not
-    count, unless `ppo.learn_from_auto_resets`. Where no sample counts, the mean is 0.
+    count, unless `ppo.learn_from_auto_resets`; there, x may have any value, even infinity or NaN. If no sample
+    counts, the mean is 0.
+
+    Gradients need more care. JAX multiplies the derivative of a sample that does not count by 0, so an infinite
+    derivative makes the gradient NaN. Where y may be 0 in such a sample, `mean(jnp.log(y))` is one; its value is
+    right, and `mean(jnp.log(jnp.where(mean.weight > 0, y, 1.0)))` also has the right gradient.
     """
 
     weight: jax.Array  # 1, or 0 where a sample does not count
@@ -95,11 +100,12 @@ class Mean:
         """The mean of x, of the shape of `weight` -> []."""
         # Here each weight is divided by the total; in `moments`, the sum is. The two round differently, and the
         # last bits of every run depend on which is used where: change neither.
-        chex.assert_equal_shape([x, self.weight])
+        x = self._counting(x)
         return self.sum_over_devices(jnp.sum(self.weight / self.total * x))
 
     def moments(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Mean and variance of x, of the shape of `weight` -> [] and []."""
+        x = self._counting(x)
         mean = self.sum_over_devices(jnp.sum(self.weight * x)) / self.total
         return mean, self.sum_over_devices(jnp.sum(self.weight * jnp.square(x - mean))) / self.total
 
@@ -114,6 +120,11 @@ class Mean:
         if unbiased:
             variance = variance * (self.total / jnp.maximum(self.total - 1.0, 1.0))
         return (x - mean) / (jnp.sqrt(variance) + 1e-8)
+
+    def _counting(self, x: jax.Array) -> jax.Array:
+        """x, with 0 for samples that do not count: their weight 0 times infinity would be NaN."""
+        chex.assert_equal_shape([x, self.weight])
+        return jnp.where(self.weight > 0, x, 0.0)
 
 
 class Minibatch(NamedTuple):

@@ -245,6 +245,24 @@ def test_gradients_of_all_parameters(conv):
             assert error < 1e-5, f"{name}/{key}: {error}"
 
 
+@pytest.mark.parametrize("other", [jnp.inf, -jnp.inf, jnp.nan])
+def test_samples_that_do_not_count_leave_the_means_as_they_are(other):
+    x, weight = jnp.array([1.0, other, 3.0]), jnp.array([1.0, 0.0, 1.0])
+    mean = Mean.over(weight)
+    assert mean(x) == 2
+    assert mean.moments(x) == (2, 1)
+    np.testing.assert_allclose(mean.normalize(x)[jnp.array([0, 2])], [-1, 1], atol=1e-6)
+
+
+def test_the_gradient_of_a_mean_whose_other_samples_have_no_derivative():
+    """As the docstring of `Mean` says: without `where` it is NaN."""
+    mean, y = Mean.over(jnp.array([1.0, 0.0, 1.0])), jnp.array([1.0, 0.0, 2.0])
+    assert mean(jnp.log(y)) == pytest.approx(np.log(2) / 2)
+    assert jnp.isnan(jax.grad(lambda y: mean(jnp.log(y)))(y)[1])
+    found = jax.grad(lambda y: mean(jnp.log(jnp.where(mean.weight > 0, y, 1.0))))(y)
+    np.testing.assert_allclose(found, [0.5, 0.0, 0.25])
+
+
 def test_normalized_advantages():
     advantage, weight = jnp.array([1.0, 3.0, 1e6, 5.0]), jnp.array([1.0, 1.0, 0.0, 1.0])
 
