@@ -71,11 +71,13 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard
         int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
 
     Raises:
-        ConfigError: the minibatch size does not divide the rollout; or, with a carry, is not that of whole
-            environments.
+        ConfigError: the minibatch size cannot be shared by the devices, does not divide the rollout or, with a
+            carry, is not that of whole environments.
     """
     length, num_envs = rollout.action.shape
-    size = options.minibatch_size // shard.count
+    size, remainder = divmod(options.minibatch_size, shard.count)
+    expected = f"a multiple of {shard.count}, the number of devices"
+    require(remainder == 0, "ppo.minibatch_size", options.minibatch_size, expected)
     samples = length * num_envs
     expected = f"a divisor of the {samples * shard.count} samples of the rollout"
     require(samples % size == 0, "ppo.minibatch_size", options.minibatch_size, expected)
@@ -141,7 +143,8 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, op
     than it has in a minibatch, but at least the T + 1 of one environment. This changes no result beyond rounding.
 
     Args:
-        mean: that of the rollout, as `prepare` gets it.
+        mean: that of the rollout, as `prepare` gets it. Its number of devices gives the size of a device's part of
+            a minibatch.
 
     Returns:
         Outputs [T + 1, B, ...] without a carry.

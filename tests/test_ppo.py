@@ -14,6 +14,7 @@ from jaxrl_atari.categorical import log_prob_of, sample_action
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.data_parallel import AXIS, DataParallel
+from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks
 from jaxrl_atari.minibatches import draw_minibatches, minibatch_indices, observe
 from jaxrl_atari.network_forms import make_network
@@ -539,6 +540,14 @@ def test_uniform_minibatches_are_permutations_of_the_rollout():
     np.testing.assert_array_equal(draw_minibatches(KEY, rollout, config), draw(KEY))
     config = replace(config, minibatches="uniform")
     np.testing.assert_array_equal(draw_minibatches(KEY, rollout, config), draw(KEY, uniform=True))
+
+
+def test_a_minibatch_that_the_devices_cannot_share():
+    """A config with such a size is refused before; this is a call with a shard of one's own."""
+    rollout = Rollout(*[None] * 2, np.zeros((16, 8)), *[None] * 7)
+    expected = r"ppo\.minibatch_size = 17: expected a multiple of 2, the number of devices"
+    with pytest.raises(ConfigError, match=expected):
+        draw_minibatches(KEY, rollout, small_config(minibatch_size=17), Shard(count=2))
 
 
 def test_devices_draw_their_parts_of_the_same_minibatches():
