@@ -199,10 +199,14 @@ def ppo_init(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
 
 
 def ppo_optimizer(options: PPOConfig) -> optax.GradientTransformation:
-    """`Algorithm.optimizer`: AdamW after clipping by the global norm."""
+    """`Algorithm.optimizer`: AdamW after clipping by the global norm.
+
+    The weights decay by 0.01 times the learning rate by default, biases included. The paper uses Adam, which is
+    AdamW with `weight_decay = 0`.
+    """
     return optax.chain(
         optax.clip_by_global_norm(options.max_grad_norm),
-        # Not `optax.adamw`, which nests these: the arrays of a checkpoint would have other names.
+        # The three parts of `optax.adamw`. With `adamw` itself, the arrays of a checkpoint would have other names.
         optax.scale_by_adam(eps=options.adam_epsilon),
         optax.add_decayed_weights(options.weight_decay),
         optax.scale_by_learning_rate(options.learning_rate),
