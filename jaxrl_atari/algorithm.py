@@ -167,58 +167,75 @@ class TrainState:
 
 
 class Algorithm(NamedTuple):
-    """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`.
+    """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`. docs/idea.md has examples.
 
-    They are pure functions, and JAX traces them all: no Python `if` on an array, no `float(x)`, no NumPy
+    The four functions are pure, and JAX traces them all: no Python `if` on an array, no `float(x)`, no NumPy
     function. A fixed array, such as pretrained weights from a file, is loaded outside them. `prepare`, `loss` and
     `optimizer` become part of the compiled update. `init` and the optimiser's own `init` are compiled too, and run
-    once, for the first state; a resume traces them for their shapes alone. docs/idea.md has examples.
+    once, for the first state; a resume traces them for their shapes alone.
 
-        init(params, key) -> params, extra
-            Once, before the first update. `params` are those of the network. Returns all parameters that the loss
-            trains, and `TrainState.extra`. The parameters of the network keep their own names, by which the policy
-            is loaded. `extra` holds no random keys: `prepare` and `loss` get new ones. Replace it for a second
-            network, or for statistics that are kept between updates.
+    These arguments are common to several functions:
 
-        prepare(state, apply, rollout, mean, options, key) -> state, samples, metrics
-            Once per rollout, before its gradient steps. `mean` is the mean over the rollout, of x [T, B]. Returns
-            the state from which the gradient steps start; the samples, any pytree of arrays [T, B, ...]; metrics.
-            Most algorithms return the state as it is, or with another `extra`, as in `state.replace(extra=...)`.
-            All of it must keep its form, and be equal on all devices: compute it from `state`, `options`, `key`,
-            `mean(x)` and `mean.moments(x)`. A plain `jnp.mean` sees one device's part. `key` is the same on all
-            devices, so numbers drawn with the shape [T, B] repeat on each of them: draw here what is shared, and
-            noise of single samples in `loss`, whose `batch.key` differs. `minibatches.apply_to_rollout` gives the
-            outputs of the network for steps 0 to T. Replace it for other targets or other rewards.
+        apply      The network: `network_interface.Apply`. It returns `Outputs`.
+        key        A random key, the same on all devices.
+        options    `PPOConfig` as `resolved_options` returns it. Options marked `TRACED` in `config.py`, such as
+                   `gamma` and `coefficients`, are traced numbers: data of the compiled update, so that another
+                   value compiles nothing. `learning_rate` and `clip_epsilon` have their values of this update.
+                   All other options are plain Python values.
 
-        loss(params, apply, batch, options) -> loss, metrics
-            Called in every gradient step; JAX differentiates it with respect to `params`. `batch` is a
-            `Minibatch`, whose samples are those of `prepare`, [N, ...]. The loss is float32 [].
-
-        optimizer(options) -> optax.GradientTransformation
-            In every update, and for the first state. `options.learning_rate` is the rate of this update, a traced
-            number. An optimiser of optax works if its `update` needs no more than gradients, state and
-            parameters. docs/idea.md, "Another optimiser", names the kinds that are refused.
-
-    `apply` is the network (`network_interface.Apply`, with its `Outputs`), `key` a random key, the same on all
-    devices. Metrics are `Metrics`, and are logged.
-
-    The arguments are fixed, those of `prepare` too. A further input comes in one of them: numbers of your own in
-    `options.coefficients`, arrays that last from one update to the next in `state.extra` (which `loss` gets as
-    `batch.extra`). Should the package offer more, it becomes a field of `rollout`, `batch` or `options`.
-
-    `options` is a `PPOConfig` as `resolved_options` returns it. Its options marked `TRACED` (`config.py`), such as
-    `gamma` and `coefficients`, are traced numbers: data of the compiled update, so that another value compiles
-    nothing. `learning_rate` and `clip_epsilon` are those of this update. The others are plain Python values.
-
-    `coefficients` are further numbers of the algorithm, by their names, with their defaults. A run chooses others
-    with the option `ppo.coefficients`; the functions find the values in force in `options.coefficients`.
+    The arguments are fixed. Further inputs come in one of them: numbers of your own in `options.coefficients`, and
+    arrays that last from one update to the next in `state.extra`, which `loss` gets as `batch.extra`. Should the
+    package offer more, it becomes a field of `rollout`, `batch` or `options`.
     """
 
     init: Callable[[Any, jax.Array], tuple[Any, Any]]
+    """`init(params, key) -> params, extra`: called once, before the first update.
+
+    It is given the parameters of the network, and returns all parameters that the loss trains, and
+    `TrainState.extra`. The parameters of the network keep their own names, by which the policy is loaded. `extra`
+    holds no random keys: `prepare` and `loss` get new ones.
+
+    Replace it for a second network, or for statistics that are kept between updates.
+    """
+
     prepare: Callable[[TrainState, Apply, Rollout, Mean, PPOConfig, jax.Array], tuple[TrainState, Any, Metrics]]
+    """`prepare(state, apply, rollout, mean, options, key) -> state, samples, metrics`: called once per rollout,
+    before its gradient steps.
+
+    `mean` is the mean over the rollout, of x [T, B]. `minibatches.apply_to_rollout` gives the outputs of the
+    network for steps 0 to T. The samples are any pytree of arrays [T, B, ...].
+
+    The gradient steps start from the state that is returned. Most algorithms return the one that they were given,
+    or `state.replace(extra=...)`. All of it must keep its form, and be equal on all devices: compute it from
+    `state`, `options`, `key`, `mean(x)` and `mean.moments(x)`. A plain `jnp.mean` sees one device's part.
+
+    As `key` is the same on all devices, numbers drawn with the shape [T, B] repeat on each of them. Draw here what
+    is shared, and noise for single samples in `loss`, whose `batch.key` differs.
+
+    Replace it for other targets or other rewards.
+    """
+
     loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]]
+    """`loss(params, apply, batch, options) -> loss, metrics`: called in each gradient step.
+
+    JAX differentiates the loss, float32 [], with respect to `params`. `batch.samples` are those of `prepare`,
+    [N, ...].
+    """
+
     optimizer: Callable[[PPOConfig], optax.GradientTransformation]
+    """`optimizer(options) -> optax.GradientTransformation`: called in each update, and for the first state.
+
+    `options.learning_rate` is the rate of this update, a traced number. An optimiser of optax works if its
+    `update` needs no more than gradients, state and parameters. docs/idea.md, "Another optimiser", names the kinds
+    that are refused.
+    """
+
     coefficients: Mapping[str, float] = FrozenDict()
+    """Further numbers of the algorithm: name -> default.
+
+    A run chooses others with the option `ppo.coefficients`. The functions find the values in force in
+    `options.coefficients`.
+    """
 
 
 # --- Names -------------------------------------------------------------------------------------------------------
