@@ -32,7 +32,7 @@ class FrameLayout(NamedTuple):
 
     shape: tuple[int, int, int]
     arrange: Callable[[jax.Array], jax.Array]  # images, uint8 [..., 84, 84] -> frames, uint8 [..., *shape]
-    image: Callable[[jax.Array], jax.Array]  # the inverse
+    to_images: Callable[[jax.Array], jax.Array]  # the inverse
 
 
 def block_frames(images: jax.Array) -> jax.Array:
@@ -51,58 +51,6 @@ def unblock_frames(frames: jax.Array) -> jax.Array:
 
 PLAIN = FrameLayout((FRAME_SIZE, FRAME_SIZE, 1), lambda images: images[..., None], lambda frames: frames[..., 0])
 BLOCKED = FrameLayout((BLOCKS, BLOCKS, BLOCK * BLOCK), block_frames, unblock_frames)
-
-
-def layout_of(shape: tuple[int, ...]) -> FrameLayout:
-    """The layout of stored frames, by the shape [..., H, W, C] of one or more of them.
-
-    Raises:
-        ValueError: no layout has this shape.
-    """
-    for layout in (PLAIN, BLOCKED):
-        if layout.shape == tuple(shape[-3:]):
-            return layout
-    raise ValueError(
-        f"shape of frames = {list(shape)}: expected [..., 84, 84, 1] or [..., 21, 21, 16]; the last axis of stacks"
-        f" is {STACK} times as long"
-    )
-
-
-def as_images(frames: jax.Array) -> jax.Array:
-    """Stored frames as images: uint8 [..., H, W, C] of any layout -> [..., 84, 84]."""
-    return layout_of(frames.shape).image(frames)
-
-
-def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
-    """Stacks of images, uint8 [N, 84, 84, 4], as `gather_stacks` returns them in a layout."""
-    frames = [layout.arrange(stacks[..., j]) for j in range(STACK)]
-    arranged = jnp.stack(frames, axis=-2)  # not along the last axis: see `gather_stacks`
-    return arranged.reshape(*arranged.shape[:-2], -1)
-
-
-def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) -> jax.Array:
-    """Applies a function of images to frame stacks of any layout.
-
-    A loss that changes pictures, for example by a random shift, changes them through this function.
-
-    Args:
-        function: stacks of images, uint8 [N, 84, 84, 4] -> the same. Networks divide only bytes by 255.
-        stacks: `Observation.stacks`.
-
-    Returns:
-        The changed stacks, in the layout of `stacks`.
-
-    Raises:
-        ConfigError: the function returns another type or shape.
-    """
-    frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
-    layout = layout_of(frames[..., 0, :].shape)
-    pictures = jnp.stack([layout.image(frames[..., j, :]) for j in range(STACK)], axis=-1)
-    changed = function(pictures)
-    expected = f"uint8{list(pictures.shape)}, as the function was given: end it with .astype(jnp.uint8)"
-    same = changed.dtype == jnp.uint8 and changed.shape == pictures.shape
-    require(same, "result of the function of map_images", f"{changed.dtype}{list(changed.shape)}", expected)
-    return arrange_stacks(layout, changed)
 
 
 # --- Stacks ------------------------------------------------------------------------------------------------------
@@ -135,3 +83,58 @@ def gather_stacks(frames: jax.Array, age: jax.Array, index: jax.Array) -> jax.Ar
     # times as long. Stacked on the last axis but one: a concatenation along the last copies each operand first.
     stacks = jnp.stack([frames[t + STACK - 1 - back[:, j], b] for j in range(STACK)], axis=-2)
     return stacks.reshape(*stacks.shape[:-2], -1)
+
+
+# --- Images of any layout: for videos, tests and losses of your own ----------------------------------------------
+
+
+def layout_of(shape: tuple[int, ...]) -> FrameLayout:
+    """The layout of stored frames, by the shape [..., H, W, C] of one or more of them.
+
+    Raises:
+        ValueError: no layout has this shape.
+    """
+    for layout in (PLAIN, BLOCKED):
+        if layout.shape == tuple(shape[-3:]):
+            return layout
+    raise ValueError(
+        f"shape of frames = {list(shape)}: expected [..., 84, 84, 1] or [..., 21, 21, 16]; the last axis of stacks"
+        f" is {STACK} times as long"
+    )
+
+
+def as_images(frames: jax.Array) -> jax.Array:
+    """Stored frames as images: uint8 [..., H, W, C] of any layout -> [..., 84, 84]."""
+    return layout_of(frames.shape).to_images(frames)
+
+
+def arrange_stacks(layout: FrameLayout, stacks: jax.Array) -> jax.Array:
+    """Stacks of images, uint8 [N, 84, 84, 4], as `gather_stacks` returns them in a layout."""
+    frames = [layout.arrange(stacks[..., j]) for j in range(STACK)]
+    arranged = jnp.stack(frames, axis=-2)  # not along the last axis: see `gather_stacks`
+    return arranged.reshape(*arranged.shape[:-2], -1)
+
+
+def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) -> jax.Array:
+    """Applies a function of images to frame stacks of any layout.
+
+    A loss that changes pictures, for example by a random shift, changes them through this function.
+
+    Args:
+        function: stacks of images, uint8 [N, 84, 84, 4] -> the same. Networks divide only bytes by 255.
+        stacks: `Observation.stacks`.
+
+    Returns:
+        The changed stacks, in the layout of `stacks`.
+
+    Raises:
+        ConfigError: the function returns another type or shape.
+    """
+    frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
+    layout = layout_of(frames[..., 0, :].shape)
+    pictures = jnp.stack([layout.to_images(frames[..., j, :]) for j in range(STACK)], axis=-1)
+    changed = function(pictures)
+    expected = f"uint8{list(pictures.shape)}, as the function was given: end it with .astype(jnp.uint8)"
+    same = changed.dtype == jnp.uint8 and changed.shape == pictures.shape
+    require(same, "result of the function of map_images", f"{changed.dtype}{list(changed.shape)}", expected)
+    return arrange_stacks(layout, changed)

@@ -183,6 +183,45 @@ def apply_module(module: nn.Module, params: Any, observation: Observation) -> Ou
     return check_outputs(module, returned, observation)
 
 
+def empty_observation(module: nn.Module, samples: int = 1) -> Observation:
+    """Black stacks at the start of a game, each in an environment of its own."""
+    stacks = jnp.zeros((samples, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+    return Observation(stacks, jnp.ones(samples, bool), initial_carry(module, samples))
+
+
+def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
+    """The arguments with which a module is called."""
+    if getattr(module, "features_by_hand", None) is not None:
+        observation = observation._replace(stacks=HiddenStacks(observation.stacks))
+    if not _has_memory(module):
+        return (observation.stacks,)
+    if observation.first is None or not is_recurrent(observation.carry):
+        name = type(module).__name__
+        raise ValueError(f"{name} is recurrent: its Observation needs `first` and `carry`, see `initial_carry`")
+    return tuple(observation)
+
+
+# --- Memory ------------------------------------------------------------------------------------------------------
+
+
+def initial_carry(module: Any, num_envs: int) -> Any:
+    """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent."""
+    return module.initial_carry(num_envs) if _has_memory(module) else ()
+
+
+def is_recurrent(carry: Any) -> bool:
+    """Whether a carry is that of a recurrent network: it holds something."""
+    return bool(jax.tree.leaves(carry))
+
+
+def _has_memory(module: nn.Module) -> bool:
+    """Whether a network is recurrent: it then has a method `initial_carry(num_envs)`."""
+    return hasattr(module, "initial_carry")
+
+
+# --- Checks ------------------------------------------------------------------------------------------------------
+
+
 def check_outputs(module: Any, returned: Any, observation: Observation) -> Outputs:
     """What a network returned for an observation, as `Outputs`.
 
@@ -231,39 +270,3 @@ def form_of(x: jax.typing.ArrayLike) -> str:
 def _text(shape: tuple[int, ...]) -> str:
     """A shape in messages, such as `[256, 6]`."""
     return f"[{', '.join(map(str, shape))}]"
-
-
-def empty_observation(module: nn.Module, samples: int = 1) -> Observation:
-    """Black stacks at the start of a game, each in an environment of its own."""
-    stacks = jnp.zeros((samples, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
-    return Observation(stacks, jnp.ones(samples, bool), initial_carry(module, samples))
-
-
-def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
-    """The arguments with which a module is called."""
-    if getattr(module, "features_by_hand", None) is not None:
-        observation = observation._replace(stacks=HiddenStacks(observation.stacks))
-    if not _has_memory(module):
-        return (observation.stacks,)
-    if observation.first is None or not is_recurrent(observation.carry):
-        name = type(module).__name__
-        raise ValueError(f"{name} is recurrent: its Observation needs `first` and `carry`, see `initial_carry`")
-    return tuple(observation)
-
-
-# --- Memory ------------------------------------------------------------------------------------------------------
-
-
-def initial_carry(module: Any, num_envs: int) -> Any:
-    """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent."""
-    return module.initial_carry(num_envs) if _has_memory(module) else ()
-
-
-def is_recurrent(carry: Any) -> bool:
-    """Whether a carry is that of a recurrent network: it holds something."""
-    return bool(jax.tree.leaves(carry))
-
-
-def _has_memory(module: nn.Module) -> bool:
-    """Whether a network is recurrent: it then has a method `initial_carry(num_envs)`."""
-    return hasattr(module, "initial_carry")

@@ -11,6 +11,8 @@ steps the policy is applied once more, to frame T, for the value that the target
 
 Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
 rollout therefore hands to the next one (`Past`) the frames that it saw and the memory that it had *before* step T.
+Step T runs the program of the other steps, which also draws actions that nobody needs: a program for the value
+alone would have to be compiled, too.
 
 **The end of a game.** Where a game ends in step t, the emulators start the next one in the step after, which is
 called an auto-reset step:
@@ -35,22 +37,16 @@ steps its emulators while the policy acts for the other. The seed of an environm
 actions depend only on its number. So the number of devices and groups does not change what is played, except
 through rounding: parameters, and outputs of the network, can round differently in batches of another size.
 
-Several processes do play other games than a single one: they keep no record of their games, and so no anchors,
-at which an environment gets a new seed (`envs/record.py`).
+With several processes, the games differ from those of one: an environment then gets no new seeds at anchors
+(`envs/record.py`), because several processes keep no record of their games.
 
-**Records.** The file reads from the top: first the loop, then what it calls on the host, then what runs on the
-device. They work on these classes and records:
+**The file** reads from the top: the loop, what it calls on the host, and what runs on the device. The data become,
+one after the other:
 
-    EnvGroup            emulators that step together, and the policy that acts in them (`groups.py`)
-        newest, episodes        on the host: the newest step, and counts of the games in progress
-        past: Past              on the device: what the next rollout starts from
+    EnvGroup            emulators that step together, and what their next rollout starts from (`groups.py`)
     RolloutInProgress   a rollout of a group while it is played
-        outcomes                on the host: an `Outcome` for each step, with reward and end of game
-        ActorState              on the device: frames, and the `Steps` of the policy, with actions and values
-    FinishedRollout     the rollout of a group once it is full; all of it is on the device
-    Rollout             what `join_groups` makes of the finished rollouts of a device's groups
-    Collected           the result of `collect`: one `Rollout` for each learner device of this process, and the
-                        games that ended, in all processes
+    FinishedRollout     the same rollout, full and on the device
+    Rollout             the rollouts of a device's groups, joined: what an update learns from
 """
 
 from __future__ import annotations
@@ -108,7 +104,7 @@ def collect(
     # A turn is one group of each device: the first groups take the first turn, the second groups the next.
     turns = list(zip(*in_progress, strict=True))
     games: list[FinishedGame] = []
-    first_actions_sent = 0.0  # the time
+    start = 0.0
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
     for t in range(length + 1):
         for turn in turns:
@@ -122,10 +118,10 @@ def collect(
                 for rollout in turn:
                     rollout.send()
         if t == 0:  # the clock starts here, because the first actions also wait for the update
-            first_actions_sent = time.perf_counter()
+            start = time.perf_counter()
     all_rollouts = list(itertools.chain(*in_progress))
     waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
-    policy = time.perf_counter() - first_actions_sent - waiting
+    policy = time.perf_counter() - start - waiting
     return Collected(
         rollouts=[join_groups([rollout.finish() for rollout in on_device]) for on_device in in_progress],
         env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
@@ -234,7 +230,10 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(step: EnvStep, rules: Rules) -> Outcome:
-    """What learning sees of a step. The rules say whether rewards are clipped and lost lives are terminals."""
+    """What learning sees of a step. The rules say whether rewards are clipped and lost lives are terminals.
+
+    It keeps arrays of the step, which a pool makes anew for each step.
+    """
     return Outcome(
         reward=np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward,
         terminated=step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated,
