@@ -2,7 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -63,8 +63,8 @@ def run_session(
         stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
-        ends_early: asked before each rollout while the budget lasts; if true, the session ends as if its budget
-            were spent.
+        ends_early: asked before each rollout while the budget lasts; once it is true, the session ends as if its
+            budget were spent.
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint, if any, is kept), a file cannot be
@@ -88,10 +88,10 @@ def run_session(
         for update, _ in enumerate(train(session)):
             if update == 0:
                 on_first_update()
-        is_over = session.finish()
+        session.finish()
         # A stop may come during the last evaluation, for which only the leader waits. `is_stopping` waits for all
         # processes and gives each the same answer, so that they leave together.
-        if not is_over or session.is_stopping():
+        if not session.is_over or session.is_stopping():
             raise Stopped
 
 
@@ -103,7 +103,7 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
     learner = session.learner
     log = session.log
     session.evaluate_if_due()  # a stop may have left out an evaluation that was due
-    while not session.is_over() and not session.is_stopping():
+    while session.goes_on():
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is
         # compiled.
         guarded = config.devices.check and not log.is_first_iteration
@@ -148,6 +148,7 @@ class Session:
     checkpoints: Checkpoints | None  # None in a process that is not the leader
     stop_requested: Callable[[], bool]
     ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
+    _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: to act and to learn (`keys.py`)."""
@@ -157,11 +158,16 @@ class Session:
         """Whether a stop was requested in any process."""
         return sum_over_processes(self.stop_requested()) > 0
 
+    @property
     def is_over(self) -> bool:
-        """Whether training has come to its end: the budget is spent, or `ends_early` is true in any process."""
-        if self.config.is_spent(self.progress.env_steps):
-            return True
-        return self.ends_early is not None and sum_over_processes(self.ends_early()) > 0
+        """Whether training has come to its end: the budget is spent, or `ends_early` was true."""
+        return self._has_ended_early or self.config.is_spent(self.progress.env_steps)
+
+    def goes_on(self) -> bool:
+        """Asks all processes whether to collect another rollout: training is not over, and no stop requested."""
+        if self.ends_early is not None and not self.is_over:
+            self._has_ended_early = sum_over_processes(self.ends_early()) > 0
+        return not self.is_over and not self.is_stopping()
 
     def evaluate_if_due(self) -> None:
         """Writes the result of an evaluation that has ended. Starts one if it is due and none is running."""
@@ -252,23 +258,17 @@ class Session:
         """The session's devices and its arithmetic, in one line."""
         return device_text(self.placement, self.learner.compute_dtype.name, self.evaluator is not None)
 
-    def finish(self) -> bool:
-        """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations.
-
-        Returns:
-            Whether training has come to its end (`is_over`); False if a stop was requested before.
-        """
-        is_over = self.is_over()  # before the last log point: a resumed session drops it, so it must end nothing
+    def finish(self) -> None:
+        """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations."""
         if self.progress.updates == 0:  # stopped before the first update: there is nothing to save
-            return is_over
+            return
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
         # A session that has trained nothing leaves the checkpoint, and its digests, to the one that trained it.
         if self.progress.saved_env_steps < self.progress.env_steps:
-            self.save(self.progress.statistics.mean_return() if is_over else None)
+            self.save(self.progress.statistics.mean_return() if self.is_over else None)
         if self.evaluator is not None:
             self.evaluator.settle(self.stop_requested)
-        return is_over
 
 
 @jax.jit

@@ -121,6 +121,20 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     assert (began, row["updates"], row["sps"]) == ([1], "1", ""), "of one update, which compiles"
 
 
+def test_a_session_that_ends_early_ends_as_if_its_budget_were_spent(session_dir):
+    """It is over once `ends_early` was true. It is not asked again, and so cannot take that back."""
+    asked = []
+
+    def ends_early():
+        asked.append(True)
+        return len(asked) == 3
+
+    run_session(TINY, session_dir, ends_early=ends_early)
+    meta = latest_meta(session_dir)
+    assert (len(asked), meta["updates"]) == (3, 2)
+    assert meta["score"] is not None
+
+
 def session_log(writer, every_env_steps, progress, unlogged=()):
     """The log of a session without gradient steps, figures of the machine and games in progress."""
     return SessionLog(
@@ -424,7 +438,8 @@ def test_stops_during_the_last_two_evaluations(session_dir):
     ) as run:
         for _ in train(run):
             pass
-        assert run.finish()
+        run.finish()
+        assert run.is_over
     meta = latest_meta(session_dir)
     first, last = (str(meta[name]) for name in ("evaluated_env_steps", "env_steps"))
     assert first != last
