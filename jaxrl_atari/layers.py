@@ -18,16 +18,17 @@ does `fast/nature_features.py`:
 
     words               Copies of bfloat16 go by way of float32; copies of integers do not, and four uint8 are
                         fastest as one uint32. So data that is only moved is viewed as integers (`as_words`).
-    halves              A transposition is fused into each of its uses, and repeated there. A barrier does not
-                        help: barriers last until algebraic simplification is over, and are gone when this backend
-                        fuses. A concatenation stops the fusion. So data is transposed in two halves, which are
+    halves              A transposition is fused into each of its uses, and repeated there. An
+                        `optimization_barrier` does not help, because XLA removes it before this backend fuses. A
+                        concatenation stops the fusion. So data is transposed in two halves, which are
                         concatenated.
     stack               A concatenation along the last axis first copies every operand. So arrays are stacked on
                         the last axis but one, which takes one pass.
     moved transpose     A product with a transposed left operand, as X' G for the gradient of a kernel, takes up to
                         twice as long if XLA makes X' by a change of layout (column-major). So the transposed
                         product G' X is computed, of a G' that is moved in memory, and its small result is
-                        transposed. A barrier lasts long enough to stop XLA from simplifying this back.
+                        transposed. An `optimization_barrier` keeps XLA from simplifying this back: it stays
+                        until the algebraic simplification is over.
 
 Without `for_cpu`, as on a GPU, `Conv` is a plain convolution. A network has a field `for_cpu`, which it passes to
 its layers as it does `dtype`. `network_forms.py` sets both.
@@ -240,8 +241,8 @@ def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
 
         dx[n, r, c, k] = sum over i, j, o of W[i, j, k, o] g[n, r - i, c - j, o]        (g is 0 outside)
 
-    A barrier hides from XLA that the kernel is turned. Otherwise it would see a gradient, and compute the naive
-    loop.
+    An `optimization_barrier` hides from XLA that the kernel is turned. Without it, XLA would recognise a gradient,
+    and compile the naive loop.
 
     Args:
         w: W, the kernel, [height, width, C, O].
@@ -271,7 +272,7 @@ def sum_type(dtype: Any) -> Any:
 def once_differentiable(tree: Any) -> Any:
     """Arrays from which a gradient is computed: the same arrays, of which JAX can take no further derivative.
 
-    It would be wrong without an error: JAX takes the derivative of a view in integers (`as_words`) for 0.
+    A second derivative would silently be wrong: JAX takes that of a view in integers (`as_words`) to be 0.
     """
     return tree
 

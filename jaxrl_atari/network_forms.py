@@ -149,7 +149,11 @@ def _advice_on_layers(module: nn.Module) -> str:
 
 
 def _advice_on_features(obstacle: str) -> str:
-    """What it costs that the features are not computed by hand, after `why_not_by_hand`."""
+    """The line about features that are not computed by hand.
+
+    Args:
+        obstacle: what `why_not_by_hand` returned.
+    """
     return (
         f"{obstacle}: training is slower than with {nature_features.__name__}, which computes the features as"
         f" shipped; {nature_features.__package__} says how much"

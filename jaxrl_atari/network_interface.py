@@ -81,8 +81,8 @@ the layout of its `Network` -> float32 [N, 512]."""
 class HiddenStacks:
     """What a network is called with, in place of frame stacks, while its `features_by_hand` is set.
 
-    The stacks are then in a layout that only `features_by_hand` knows. If a network read their pixels itself, it
-    would compute something wrong without an error. As this is no array, it fails when it is traced.
+    The stacks are then in a layout that only `features_by_hand` knows. A network that reads pixels itself would
+    silently compute something else from them. This class is no array, so JAX's trace of such a network fails.
     """
 
     array: jax.Array

@@ -94,7 +94,7 @@ def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Arra
         float32 [N, 512].
     """
     chex.assert_type(stacks, jnp.uint8)  # pixels, which are divided by 255
-    # Plain stacks, [N, 84, 84, 4], have as many bytes, and would be computed to wrong features without an error.
+    # Plain stacks, [N, 84, 84, 4], have as many bytes. Without this check they would silently give wrong features.
     rows, columns, channels = BLOCKED.shape
     chex.assert_shape(stacks, (None, rows, columns, STACK * channels))
     # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact, and rounds the
