@@ -1,8 +1,9 @@
 """What an algorithm is: four pure functions (`Algorithm`), and the data that they are given.
 
 The algorithms themselves are in `ppo.py` and `algorithms/`; `update.py` runs them. `register_algorithm` gives an
-algorithm a name, which a config may choose. The `config` is what a run was given, a `Config` or a part of one; the
-`options` of an update are its part `ppo` with the values in force (`resolved_options`).
+algorithm a name, which a config may choose. A `config` is what a run was given: a `Config`, or a part of one.
+`options` are its part `ppo` with the values in force (`resolved_options`): numbers stand where the config leaves a
+value to the game or to the algorithm.
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment.
 """
@@ -98,8 +99,8 @@ class Mean:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # Here each weight is divided by the total; in `moments`, the sum is. The two round differently, and the
-        # last bits of every run depend on which is used where: change neither.
+        # Here each weight is divided by the total; in `moments`, the sum is. The two round differently, so to make
+        # them alike would change the last bits of every run.
         x = self._counting(x)
         return self.sum_over_devices(jnp.sum(self.weight / self.total * x))
 
@@ -272,10 +273,10 @@ def find_algorithm(name: str) -> Algorithm:
 
 
 def resolved_options(config: Config) -> PPOConfig:
-    """The options `ppo.*` as an algorithm gets them: with the lambda of the game, and all of its coefficients.
+    """The options `ppo.*` as an algorithm gets them: with a number for lambda and for each coefficient.
 
     Raises:
-        ConfigError: no algorithm has the name, or it has no coefficient of a name that was chosen.
+        ConfigError: no algorithm has the name, or it has no coefficient of a name in `ppo.coefficients`.
     """
     defaults = find_algorithm(config.algorithm).coefficients
     chosen = config.ppo.coefficients

@@ -22,8 +22,9 @@ class DataParallel:
     `jit(shard_map)`: every array then has a leading axis, with one row per device. `assemble` and `replicate` put
     data on the devices in this form, and `local_part` takes out what lies on one of them.
 
-    JAX calls `pmap` the old way. To replace it by `jit(shard_map)` would change the leading axis (in this class
-    alone), how a key gets to the devices (`compile`), and the mean of gradients (`update.mean_over_devices`).
+    JAX only maintains `pmap`, and recommends `jit(shard_map)`. A change to that would touch the leading axis (in
+    this class alone), how a key gets to the devices (`compile`), and the mean of gradients
+    (`update.mean_over_devices`).
     """
 
     def __init__(self, devices: Sequence[jax.Device]):

@@ -47,7 +47,7 @@ def make_learner(
 
     Args:
         arrays: of a checkpoint, or the first ones (`session_arrays.py`).
-        check: assert that arrays are on the intended devices, at each update (`devices.check`).
+        check: check in each update that all arrays are on the intended devices (`devices.check`).
     """
     learner = Learner(placement, networks, algorithm, arrays["train_state"], check=check)
     if overlap == "none":
@@ -56,10 +56,11 @@ def make_learner(
 
 
 class Learner:
-    """The train state, on one device or on several in parallel, and its update.
+    """The train state, on one device or on several in parallel, and the update that replaces it.
 
     Args:
-        train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied: an update consumes it.
+        train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied, because an
+            update consumes what it is given.
         check: see `make_learner`.
     """
 

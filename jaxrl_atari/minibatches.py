@@ -126,7 +126,7 @@ def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Ob
 
     Args:
         index: int32 [N], samples as t * B + b; with a carry, in the order of `whole_environments`.
-        length: steps of each environment in `index`, where there is a carry; T by default.
+        length: with a carry, the steps of each environment in `index`; T by default.
     """
     stacks = gather_stacks(rollout.frames, rollout.age, index)
     first = rollout.age.reshape(-1)[index] == 0

@@ -1,8 +1,9 @@
-"""Proximal policy optimisation: its equations as pure functions, and its record, `PPO`.
+"""Proximal policy optimisation: its equations as pure functions, and the `Algorithm` made of them, `PPO`.
 
-Read `algorithm.py` first, which has its data. Then this file: the targets (`gae`, `ppo_prepare`), the loss of one
-minibatch (`ppo_loss_of_outputs`), and the optimiser. Then `update.py`, which runs them over all minibatches of a
-rollout. Axes are [T, B]: T steps of B environments.
+Read `algorithm.py` first, which describes the data. This file has the targets (`gae`, `ppo_prepare`), the loss of
+one minibatch (`ppo_loss_of_outputs`), and the optimiser. `update.py` runs them over all minibatches of a rollout.
+
+Axes are [T, B]: T steps of B environments.
 
 Paper: Schulman et al. 2017, arXiv:1707.06347.
 """
@@ -75,8 +76,8 @@ def gae(
 
     Where a game is cut off at step t, step t + 1 is its auto-reset step, which still saw the game's last
     observation. So V_{t+1} is the value of that observation: the return bootstraps from it, and the sum of rewards
-    stops there. The advantage of an auto-reset step itself means nothing, and has weight 0 in every mean, unless
-    `learn_from_auto_resets`.
+    stops there. The advantage of an auto-reset step itself means nothing: it has weight 0 in every mean, except
+    with `learn_from_auto_resets`.
 
     Args:
         reward, value: float32 [T, B].
@@ -93,9 +94,9 @@ def gae(
 
 
 def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.Array:
-    """1 - Var(error) / Var(target): 1 is a perfect value function, 0 no better than a constant.
+    """1 - Var(error) / Var(target): 1 for a perfect value function, 0 for one that is no better than a constant.
 
-    Where the target hardly varies, below 1e-8, it is a large negative number that says nothing.
+    If Var(target) is below 1e-8, it is taken as 1e-8, and the result means nothing.
 
     Args:
         target: float32 [T, B], what the value learns.
@@ -190,7 +191,7 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
     }
 
 
-# --- First state, optimiser, and the record ----------------------------------------------------------------------
+# --- First state, optimiser, and `PPO` ---------------------------------------------------------------------------
 
 
 def ppo_init(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:

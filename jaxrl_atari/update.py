@@ -55,9 +55,9 @@ def update(
 ) -> tuple[TrainState, Metrics]:
     """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
 
-    On several devices each one holds its environments and its part of each minibatch. Every `Mean` is that of the
-    whole minibatch or rollout. So a loss is written as for one device, and the result does not depend on the
-    split, beyond rounding and except for what an algorithm draws.
+    Each device holds a part of the environments, and of each minibatch. Every `Mean` is over all devices: over the
+    whole rollout or minibatch. So a loss is written as for one device, and the number of devices changes only the
+    rounding of the result, and what an algorithm draws.
 
     Args:
         options: as `schedules.current_options` returns it: scheduled options have their values of this update.
@@ -66,14 +66,15 @@ def update(
         shard: this device's part of the rollout.
 
     Returns:
-        The new state, and metrics. Means over the gradient steps taken: those that the loss returned, `loss`
-        itself, and `gradient_norm`, the global norm before the optimiser clips it. Then those of `prepare`. With
-        `options.target_kl` also `skipped_steps`, the number of gradient steps that were left out.
+        The new state and the metrics. Those that the loss returned, `loss` itself, and `gradient_norm` (the global
+        norm before the optimiser clips it) are means over the gradient steps taken. To these come those of
+        `prepare` and, with `options.target_kl`, `skipped_steps`: the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: `options.gae_lambda` is None, the lambda of a game that an update does not know; or
-            `options.coefficients` are not those of the algorithm; or a function of the algorithm returned what
-            `algorithm_checks.py` refuses; or `options.target_kl` is set, and the loss returns no `approx_kl`.
+        ConfigError: `options.gae_lambda` is None, which stands for the lambda of a game, and an update does not
+            know the game; or `options.coefficients` are not those of the algorithm; or a function of the algorithm
+            returned what `algorithm_checks.py` refuses; or `options.target_kl` is set, and the loss returns no
+            `approx_kl`.
         TypeError: the loss is not a single number; JAX's message has its shape.
     """
     hint = "give an update resolved_options(config) in place of config.ppo"
@@ -81,8 +82,8 @@ def update(
     given, declared = sorted(options.coefficients), sorted(algorithm.coefficients)
     expected = f"the coefficients of the algorithm, {declared}"
     require(given == declared, "ppo.coefficients", given, expected, hint)
-    # Streams of `key`: 0 to epochs - 1 give the minibatches of an epoch (`draw_minibatches`), `epochs` is for the
-    # loss, and `epochs + 1` for `prepare`.
+    # Numbers folded into `key`: 0 to epochs - 1 for the minibatches of each epoch (`draw_minibatches`), `epochs`
+    # for the loss, and `epochs + 1` for `prepare`.
     indices = draw_minibatches(key, rollout, options, shard)
     loss_key = jax.random.fold_in(jax.random.fold_in(key, options.epochs), shard.index)
     prepare_key = jax.random.fold_in(key, options.epochs + 1)

@@ -143,7 +143,7 @@ def embed(params: Any, pixels: jax.Array) -> jax.Array:
 
 
 COEFFICIENTS = FrozenDict(
-    intrinsic_reward=0.5,  # weight of the intrinsic reward, whose root mean square is 1 without it
+    intrinsic_reward=0.5,  # weight of the intrinsic reward, which first is scaled to a root mean square of 1
     decay=0.99,  # weight of the past in the running means, per update
 )
 

@@ -4,8 +4,8 @@ With `overlap = "update"` the parameters that acted are one update older than th
 the targets for that. Without overlap its ratios are 1, up to rounding. With `max_rho` and `max_c` of at least 1
 its targets are then those of GAE, and its advantages differ only in how they use lambda.
 
-It replaces one part of PPO, `prepare`. Optimiser and loss are PPO's: the ratio that the loss clips stays that to
-the policy that acted, while V_old, around which it clips the value, is of the parameters that learn.
+It replaces one part of PPO, `prepare`. Optimiser and loss are PPO's. The ratio in the loss is still that to the
+policy that acted, but V_old, around which the loss clips the value, comes from the parameters that learn.
 
 An example of the interface: not tuned, and not compared with PPO on a game.
 """
