@@ -1,6 +1,7 @@
 """The GPUs that NVML shows, the `gpu` option, placement, rotation, memory fractions, and the report."""
 
 import jax
+import jax.extend
 import pytest
 from fake_cuda import SHOWN, FakeMachine, _machine, python  # noqa: F401
 from simulated_gpus import SimulatedGpus, simulated
@@ -119,6 +120,13 @@ def test_a_session_after_one_that_has_limited_jax_to_the_cpu(machine):
     why = r"visible: none; JAX has been limited to the CPU in this process \(devices.gpu = false\)"
     with pytest.raises(ConfigError, match=why):
         choose_devices(DevicesConfig(gpu=True))
+
+
+def test_a_session_on_the_cpu_leaves_the_gpu_to_the_next_one_once_jax_has_started_on_it(machine, monkeypatch):
+    monkeypatch.setattr(jax.extend.backend, "backends", lambda: dict.fromkeys(["cpu", "cuda"]))
+    assert pick_device(False).platform == "cpu"
+    assert choose_devices(DevicesConfig()).learner == (0,)
+    assert choose_devices(DevicesConfig(gpu=3)).learner == (3,)
 
 
 def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):

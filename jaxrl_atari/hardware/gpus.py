@@ -16,7 +16,7 @@ import jax
 import pynvml
 
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import jax_config
+from jaxrl_atari.hardware.jax_settings import has_started_on_gpu, jax_config
 from jaxrl_atari.imports import import_inherited
 
 nvml: Any = pynvml  # its type annotations are incomplete
@@ -162,7 +162,12 @@ def visible_gpus() -> VisibleGpus:
 
 
 def forbid_gpu(why: str = "this process needs none") -> None:
-    """Keeps JAX off the GPUs, so that it takes none of their memory. Call it before JAX starts its back end."""
+    """Keeps JAX off the GPUs, so that it takes none of their memory. Call it before JAX starts its back end.
+
+    Once JAX has started on a GPU, it does nothing: other code of this process may use the GPU.
+    """
+    if has_started_on_gpu():
+        return
     gpu_provider().forbid(why)
     jax_config.update("jax_platforms", "cpu")
 

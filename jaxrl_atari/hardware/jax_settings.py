@@ -39,11 +39,15 @@ def has_started() -> bool:
     return False
 
 
+def has_started_on_gpu() -> bool:
+    """Whether JAX has started on a GPU in this process. It then keeps its GPUs and their settings."""
+    return has_started() and set(jax.extend.backend.backends()) != {"cpu"}
+
+
 def require_not_started(field: str, value: Any) -> None:
     """Raises `ConfigError` if JAX has started on a GPU, which is too late for the option `field`."""
-    uses_gpu = has_started() and set(jax.extend.backend.backends()) != {"cpu"}
     hint = "train in a fresh process, or leave it out"
-    require(not uses_gpu, field, value, "to be set before JAX starts", hint)
+    require(not has_started_on_gpu(), field, value, "to be set before JAX starts", hint)
 
 
 def check_deterministic_kernels() -> None:
