@@ -115,6 +115,20 @@ def test_a_choice_of_gpus_in_jaxs_config_is_refused_but_not_our_own(machine):
         assert jax.config.read("jax_cuda_visible_devices") == str(gpu)
 
 
+def test_a_session_that_does_not_start_leaves_nothing_to_the_next_one(machine, monkeypatch):
+    """A session is refused after `limit_jax`, for example because other processes hold the memory of its GPU."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
+    before, caches = dict(gpus.os.environ), jax.config.jax_persistent_cache_enable_xla_caches
+    limit_jax(DevicesConfig(gpu=0, memory_fraction=0.3, deterministic=True))
+    jax.config.update("jax_persistent_cache_enable_xla_caches", caches)  # changes no number
+    assert gpus.os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.3"
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in gpus.os.environ  # JAX refuses the two together
+    limit_jax(DevicesConfig(data_parallel="all"))
+    assert jax.config.read("jax_cuda_visible_devices") == "all"
+    assert dict(gpus.os.environ) == before | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
 def test_a_session_after_one_that_has_limited_jax_to_the_cpu(machine):
     limit_jax(DevicesConfig(gpu=False))
     why = r"visible: none; JAX has been limited to the CPU in this process \(devices.gpu = false\)"

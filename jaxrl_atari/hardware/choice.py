@@ -18,7 +18,9 @@ from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.gpus import Gpu, VisibleGpus, forbid_gpu, gpu_provider, visible_gpus
 from jaxrl_atari.hardware.jax_settings import (
     check_deterministic_kernels,
+    has_started_on_gpu,
     jax_config,
+    restore_variables,
     use_deterministic_kernels,
 )
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction, check_memory_fraction
@@ -184,8 +186,8 @@ def consecutive_blocks(count: int, size: int, offset: int) -> list[tuple[int, ..
 def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
     """Limits JAX to the devices that a session uses, so that no other GPU gets a context or an array.
 
-    It also sets the memory fraction and the flags of `devices.deterministic`. Call it before JAX starts its back
-    end: afterwards JAX keeps the devices that it has.
+    It also sets the memory fraction and the flags of `devices.deterministic`. Until JAX has started, a later call
+    replaces the limit and the settings of an earlier one. Afterwards JAX keeps the devices that it has.
 
     Raises:
         ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings. Nothing has
@@ -196,6 +198,8 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     if devices.deterministic:
         check_deterministic_kernels()
     # Nothing is refused from here on.
+    if not has_started_on_gpu():  # otherwise JAX keeps the settings of an earlier session
+        restore_variables()
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()

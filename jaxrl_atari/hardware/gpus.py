@@ -79,6 +79,7 @@ class NvidiaGpus:
 
     def __init__(self) -> None:
         self._why_forbidden = ""
+        self._has_limited = False
 
     def visible_gpus(self) -> VisibleGpus:
         """See `GpuProvider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
@@ -89,6 +90,7 @@ class NvidiaGpus:
             return VisibleGpus((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
         try:
             _start_nvml()
+            _count_as_nvml()
             gpus, errors = _readable_gpus()
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
@@ -113,6 +115,9 @@ class NvidiaGpus:
         """See `GpuProvider`."""
         if len(used) < len(self.visible_gpus().gpus):
             jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
+            self._has_limited = True
+        elif self._has_limited:  # otherwise it is "all", or what `jax.distributed` has set
+            jax_config.update("jax_cuda_visible_devices", "all")
         platforms = jax_config.jax_platforms
         if platforms and "cpu" not in platforms:  # where the first parameters are computed
             jax_config.update("jax_platforms", f"{platforms},cpu")
@@ -206,13 +211,18 @@ def obey_cuda_visible_devices(
 
 @cache
 def _start_nvml() -> None:
-    """Starts NVML, and makes CUDA number the GPUs as NVML does. By default, CUDA numbers the fastest GPU first.
+    """Starts NVML in this process."""
+    nvml.nvmlInit()
+
+
+@cache
+def _count_as_nvml() -> None:
+    """Makes CUDA number the GPUs as NVML does. By default, CUDA numbers the fastest GPU first.
 
     Raises:
         ConfigError: the user has chosen another order for CUDA, or GPUs in JAX's config.
     """
-    nvml.nvmlInit()
-    chosen = jax_config.read("jax_cuda_visible_devices")  # `limit` sets it later
+    chosen = jax_config.read("jax_cuda_visible_devices")  # later, `limit` and `jax.distributed` set it
     hint = "choose GPUs with CUDA_VISIBLE_DEVICES or devices.gpu"
     require(chosen == "all", "jax_cuda_visible_devices", chosen, "all", hint)
     order = os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"

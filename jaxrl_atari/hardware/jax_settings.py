@@ -24,6 +24,28 @@ NUMERIC = {
 }
 """Settings of JAX that change numbers -> JAX's defaults."""
 
+_changed: dict[str, str | None] = {}
+"""Environment variables that `set_variable` has changed -> their values before; None if they were not set."""
+
+
+def set_variable(name: str, value: str | None) -> None:
+    """Sets an environment variable for a session; None removes it. `restore_variables` undoes it."""
+    _changed.setdefault(name, os.environ.get(name))
+    _write_variable(name, value)
+
+
+def restore_variables() -> None:
+    """Gives the variables that `set_variable` has changed the values that they had before."""
+    while _changed:
+        _write_variable(*_changed.popitem())
+
+
+def _write_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
 
 def has_started() -> bool:
     """Whether JAX has started its back end in this process.
@@ -62,7 +84,7 @@ def use_deterministic_kernels() -> None:
     jax_config.update("jax_persistent_cache_enable_xla_caches", "none")
     flags = os.environ.get("XLA_FLAGS", "")
     if DETERMINISTIC not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {DETERMINISTIC}"  # if a flag appears twice, the last one wins
+        set_variable("XLA_FLAGS", f"{flags} {DETERMINISTIC}")  # if a flag appears twice, the last one wins
 
 
 def numeric_settings() -> dict[str, Any]:

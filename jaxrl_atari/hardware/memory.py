@@ -10,7 +10,7 @@ import jax
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.hardware.jax_settings import require_not_started
+from jaxrl_atari.hardware.jax_settings import require_not_started, set_variable
 
 FRACTION_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -71,8 +71,8 @@ def check_memory_fraction(devices: DevicesConfig) -> None:
 def apply_memory_fraction(devices: DevicesConfig) -> None:
     """Sets the memory fraction of this process. Call `check_memory_fraction` first."""
     if devices.memory_fraction is not None:
-        os.environ[FRACTION_VARIABLE] = str(devices.memory_fraction)
-        os.environ.pop(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
+        set_variable(FRACTION_VARIABLE, str(devices.memory_fraction))
+        set_variable(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
 
 
 def do_not_preallocate() -> None:
