@@ -43,7 +43,7 @@ class Options(FromConfig):
     """
 
 
-class FaultyDevices(UserError):
+class DeviceProblems(UserError):
     """The NVIDIA driver or a device fails, or other processes hold the memory of a GPU."""
 
     exit_status = 1
@@ -52,46 +52,42 @@ class FaultyDevices(UserError):
 def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     """Prints the report.
 
-    A fault is a driver or a device that fails, or a GPU whose memory other processes hold. It gives status 1. A
-    problem is a fault, or GPUs that stay unused because JAX's plugin is missing.
-
     Args:
         config: its `devices` are those whose memory is reported.
-        with_memory: without a fault, also report the memory that training with the config needs.
+        with_memory: if all devices work, also report the memory that training with the config needs.
 
     Returns:
         The error with which the command ends: what keeps this machine from training with the config, or
-        `FaultyDevices`. None: there is none.
+        `DeviceProblems`. None: all devices work, or GPUs stay unused because JAX's plugin is missing.
     """
     error = _error_of(lambda: choose_devices(config.devices))  # the report may tell why
     visible = visible_gpus()
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
-    gpus, start_faults, full = _start(config.devices.memory_fraction)
+    gpus, problems, full = _start(config.devices.memory_fraction)
 
-    faults = [*visible.failing]
+    problems = [*visible.failing, *problems]
+    problems += _try_devices([*gpus.values(), jax.devices("cpu")[0]])
     if visible.fault == "driver":
-        faults.append(visible.why_none)
-    faults += start_faults
-    faults += _try_devices([*gpus.values(), jax.devices("cpu")[0]])
+        problems.append(visible.why_none)
     if not visible.gpus and visible.fault is None:
         say(f"no GPU: {visible.why_none}")
 
     for option in ("auto", True, False, *range(len(visible.gpus))):
         device = _session_device(option, visible, gpus, full)
         say(f"devices.gpu = {str(option).lower():6}{device}")
-    if with_memory and not faults and error is None:
+    all_work = not problems
+    if with_memory and all_work and error is None:
         error = _error_of(lambda: say(_memory_text(config, list(gpus.values()))))
 
-    problems = [*faults]
     if visible.fault == "plugin":
         problems.append(visible.why_none)
     for problem in problems:
         say(f"problem: {problem}")
     if not problems and error is None:
         say("no problem found")
-    if faults and error is None:
-        error = FaultyDevices(f"{counted(len(faults), 'problem')} of the driver or a device, listed above")
+    if not all_work and error is None:
+        error = DeviceProblems(f"{counted(len(problems), 'problem')} found, listed above")
     return error
 
 
@@ -105,27 +101,30 @@ def _error_of(action: Callable[[], object]) -> UserError | None:
 
 
 def _start(memory_fraction: float | None) -> tuple[dict[int, jax.Device], list[str], set[int]]:
-    """Starts JAX on all visible GPUs.
+    """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all.
 
     Returns:
-        The GPUs on which it has started, by their indices; the faults of the others; and the indices of those
-        whose memory other processes hold.
+        The GPUs on which it has started, by their indices; what is wrong with the others; and the indices of those
+        on which a session cannot start for lack of memory.
     """
     chosen = limit_jax(DevicesConfig(data_parallel="all", memory_fraction=memory_fraction))
+    full = {index for index in chosen.used if gpu_provider().is_full(chosen.gpus[index])}
+    problems = [f"GPU {index}: other processes hold its memory" for index in sorted(full)]
+    free = tuple(index for index in chosen.used if index not in full)
+    if not free:
+        forbid_gpu("; ".join(problems))  # JAX can still start on the CPU
+        return {}, problems, full
+    gpu_provider().limit(free)
     try:
-        gpus = local_gpus(start_gpus(chosen))
-    except UserError as error:  # other processes hold the memory
-        forbid_gpu(str(error))  # JAX can still start on the CPU
-        return {}, [str(error)], set(chosen.used)
-    missing = [index for index in chosen.used if index not in gpus]
-    full = {index for index in missing if gpu_provider().is_full(chosen.gpus[index])}
-    if missing and not gpus:
-        return {}, [visible_gpus().why_none], full
-    faults = []
-    for index in missing:
-        why = ": other processes hold its memory" if index in full else ""
-        faults.append(f"JAX has started without GPU {index}{why}")
-    return gpus, faults, full
+        gpus = local_gpus(start_gpus(chosen._replace(learner=free)))
+    except UserError as error:  # there is memory on each, and not enough
+        forbid_gpu(str(error))
+        return {}, [*problems, str(error)], set(chosen.used)
+    if gpus:
+        problems += [f"JAX has started without GPU {index}" for index in free if index not in gpus]
+    else:
+        problems.append(visible_gpus().why_none)
+    return gpus, problems, full
 
 
 def _print_versions() -> None:
@@ -139,8 +138,8 @@ def _print_versions() -> None:
 
 
 def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
-    """Multiplies matrices on each device, prints a line for each, and returns the faults."""
-    faults = []
+    """Multiplies matrices on each device, prints a line for each, and returns what is wrong."""
+    problems = []
     for device in devices:
         result = _multiply(device)
         memory = ""
@@ -148,9 +147,9 @@ def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
             limit = (device.memory_stats() or {}).get("bytes_limit")
             memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
         else:
-            faults.append(f"{device}: matrix product {result}")
+            problems.append(f"{device}: matrix product {result}")
         say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
-    return faults
+    return problems
 
 
 def _session_device(
@@ -161,7 +160,7 @@ def _session_device(
     Args:
         visible: the GPUs that a session finds.
         gpus: those on which JAX can start, by their indices.
-        full: the indices of those whose memory other processes hold.
+        full: the indices of those on which a session cannot start for lack of memory.
     """
     cpu = jax.devices("cpu")[0]
     try:
@@ -218,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Its errors follow the report.
 
     Raises:
-        FaultyDevices: the driver or a device cannot be used (status 1).
+        DeviceProblems: the driver or a device cannot be used (status 1).
         UserError: this machine cannot train with the config (status 2).
     """
     sources = read_sources(arguments)

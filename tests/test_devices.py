@@ -400,30 +400,40 @@ def test_report_of_problems(variables, problem, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("is_full", "problem", "auto"),
+    ("full", "problem", "auto"),
     [
-        (False, "JAX has started without GPU 0", "cpu:0"),  # a session limits JAX to GPU 0, and falls back
-        (True, "JAX has started without GPU 0: other processes hold its memory", "an error"),
+        ([], "JAX has started without GPU 0", "cpu:0"),  # a session limits JAX to GPU 0, and falls back
+        (["0"], "GPU 0: other processes hold its memory", "an error"),
     ],
 )
-def test_the_report_names_the_gpu_that_jax_lacks(is_full, problem, auto, simulate, monkeypatch, capsys):
-    monkeypatch.setattr(SimulatedGpus, "start", lambda self: jax.devices("cpu")[2:3])  # GPU 1 of two
-    monkeypatch.setattr(SimulatedGpus, "is_full", lambda self, gpu: is_full)
+def test_the_report_names_the_gpu_that_jax_lacks(full, problem, auto, simulate, monkeypatch, capsys):
+    used = set()
+
+    def start(self):
+        if {str(index) for index in used} & set(full):
+            raise RuntimeError("INTERNAL: no supported devices found for platform CUDA")
+        return jax.devices("cpu")[2:3]  # GPU 1 of two
+
+    monkeypatch.setattr(SimulatedGpus, "limit", lambda self, indices: (used.clear(), used.update(indices)))
+    monkeypatch.setattr(SimulatedGpus, "start", start)
+    monkeypatch.setattr(SimulatedGpus, "is_full", lambda self, gpu: gpu.uuid in full)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     simulate(2)
-    with pytest.raises(device_report.FaultyDevices, match="1 problem of the driver or a device, listed above"):
+    with pytest.raises(device_report.DeviceProblems, match=r"^1 problem found, listed above$"):
         device_report.main([])
     lines = capsys.readouterr().out.splitlines()
-    assert f"problem: {problem}" in lines
+    assert [line for line in lines if line.startswith("problem: ")] == [f"problem: {problem}"]
     for choice in (f"auto  {auto}", "true  an error", "false cpu:0", "0     an error", "1     cpu:2"):
         assert f"devices.gpu = {choice}" in lines
+    assert place(DevicesConfig(gpu=1)).home == jax.devices("cpu")[2]  # as the report says
 
 
 @pytest.mark.parametrize(
     ("variables", "problem", "auto"),
     [
         ({}, "JAX cannot start on a GPU: ", "cpu:0"),
-        ({"FAKE_TAKEN_GIB": "23.9"}, "JAX cannot start on the GPU (", "an error"),
+        ({"FAKE_TAKEN_GIB": "23.9"}, "GPU 0: other processes hold its memory", "an error"),
+        ({"FAKE_CUDA_ERROR": "CUDA_ERROR_OUT_OF_MEMORY"}, "JAX cannot start on a GPU (", "an error"),
     ],
 )
 def test_the_report_says_what_a_session_does_where_jax_cannot_start(variables, problem, auto, tmp_path):

@@ -78,7 +78,10 @@ def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
 def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(how, tmp_path):
     result = FakeMachine(tmp_path).python(*TINY, "--output-dir", tmp_path, **how)
     assert result.returncode == 2
-    assert "other processes hold its memory; wait for them, lower their devices.memory_fraction" in result.stderr
+    assert (
+        "other processes hold the memory of GPU-0; wait for them, lower their devices.memory_fraction"
+        in result.stderr
+    )
     assert "devices.gpu" not in result.stderr  # `evaluate` has `--gpu`, and processes of `distributed` no index
     assert "Traceback" not in result.stderr
 

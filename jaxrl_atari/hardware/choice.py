@@ -219,18 +219,21 @@ def start_gpus(chosen: DeviceChoice) -> list[jax.Device]:
         chosen: what `limit_jax` has returned.
 
     Raises:
-        UserError: a GPU has too little free memory for JAX to start.
+        UserError: a GPU has too little free memory for JAX to start. The message has the UUIDs of these GPUs, as
+            each process numbers the GPUs that it sees.
     """
     if not chosen.gpus:
         return []
     try:
         return gpu_provider().start()
     except RuntimeError as error:
+        used = [chosen.gpus[index] for index in chosen.used]
         # XLA can raise an error that does not name the memory, although it was the cause.
-        is_full = any(gpu_provider().is_full(chosen.gpus[index]) for index in chosen.used)
-        if is_full or NO_MEMORY.search(str(error)):
+        full = [gpu for gpu in used if gpu_provider().is_full(gpu)]
+        if full or NO_MEMORY.search(str(error)):
+            named = ", ".join(gpu.uuid for gpu in full or used)
             raise UserError(
-                f"JAX cannot start on the GPU ({str(error)[:160]}): other processes hold its memory; "
+                f"JAX cannot start on a GPU ({str(error)[:160]}): other processes hold the memory of {named}; "
                 "wait for them, lower their devices.memory_fraction, or choose another GPU"
             ) from error
         forbid_gpu(f"JAX cannot start on a GPU: {reason(error)}")
