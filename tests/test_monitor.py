@@ -1,6 +1,7 @@
 """The monitor on a stand-in for NVML, and on a real GPU if there is one."""
 
 import math
+import threading
 import time
 from types import SimpleNamespace
 
@@ -50,17 +51,21 @@ def test_the_provider_says_which_gpu_a_device_is(machine):
 
 def test_a_reading_is_the_mean_of_the_samples_since_the_last_one(machine, monkeypatch):
     busy = [20, 30, 100]
-    monkeypatch.setattr(
-        machine, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=busy.pop(0) if busy else 50)
-    )
+    given = []
+
+    def read_busy(handle):
+        given.append(busy.pop(0) if busy else 50)
+        return SimpleNamespace(gpu=given[-1])
+
+    monkeypatch.setattr(machine, "nvmlDeviceGetUtilizationRates", read_busy)
     with monitor([gpu(1)]) as read_now:
-        assert read_now()["gpu_busy_percent"] == 20  # sampled now
+        assert read_now()["gpu_busy_percent"] == 20  # sampled at the start
         deadline = time.monotonic() + 60
         while busy and time.monotonic() < deadline:
             time.sleep(0.01)  # the thread samples
         time.sleep(0.1)
         assert 50 < read_now()["gpu_busy_percent"] <= 65
-        assert read_now()["gpu_busy_percent"] == 50
+        assert read_now()["gpu_busy_percent"] == given[-1]  # the newest sample
 
 
 def test_a_reading_that_fails_is_left_out_of_the_mean(machine, monkeypatch):
@@ -95,10 +100,33 @@ def test_a_gpu_that_fails_leaves_the_values_of_the_others(machine, monkeypatch):
 
 def test_a_driver_that_breaks_stops_nothing(machine, monkeypatch):
     with monitor([gpu(1)]) as read_now:
+        assert read_now()["gpu_busy_percent"] == 10
         monkeypatch.setenv("FAKE_STATE", "lost")
         row = read_now()
+        deadline = time.monotonic() + 60
+        while not math.isnan(row["gpu_busy_percent"]) and time.monotonic() < deadline:
+            time.sleep(0.01)
+            row = read_now()
     assert math.isnan(row["gpu_busy_percent"])
     assert row["rss_gib"] > 0.01
+
+
+def test_a_driver_that_hangs_does_not_stop_training(machine, monkeypatch):
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(uuid):
+        hangs.set()
+        goes_on.wait(20)
+        raise machine.NVMLError
+
+    with monitor([gpu(1)]) as read_now:
+        monkeypatch.setattr(machine, "nvmlDeviceGetHandleByUUID", hang)
+        assert hangs.wait(60)
+        read_now()
+        began = time.monotonic()
+        assert read_now()["gpu_busy_percent"] == 10  # the newest sample
+        assert time.monotonic() - began < 10
+        goes_on.set()
 
 
 def test_on_a_cpu_there_is_no_gpu_to_read(machine):

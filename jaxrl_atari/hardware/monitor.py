@@ -3,6 +3,7 @@
 import contextlib
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -56,43 +57,40 @@ def read_gpu(uuid: str, read: Callable[[Any], float]) -> float:
 
 @contextlib.contextmanager
 def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, float]]]:
-    """Samples the GPUs once a second, in a thread, until the end of the `with` block.
+    """Samples GPUs once a second, in a thread, until the end of the `with` block.
 
     The block gets a function. Each call of the function returns these columns, which runs/columns.py defines:
 
-    - the columns of `GPU_COLUMNS`: means of the samples since the last call
+    - the columns of `GPU_COLUMNS`: means of the samples since the last call, or else the newest sample
     - `cpu_percent`: CPU use of this process since the last call; 100 is one core
     - `rss_gib`: memory of this process now
 
     A sample without a value, because NVML fails, is left out of the mean. If all are, the mean is NaN. No failure
-    of NVML stops training. Without a GPU no thread is started.
+    of NVML stops the block: its function does not call NVML, which may hang.
 
     Args:
-        devices: the JAX devices in use, of this process, whose back end has started.
+        devices: the JAX devices that learn or act, of this process, whose back end has started.
     """
     provider = gpu_provider()
     used = {provider.index(device) for device in devices if device.platform == "gpu"}
     uuids = [gpu.uuid for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
     process = psutil.Process()
-    samples = []
+    samples = deque([read_gpus(uuids) if uuids else [math.nan] * len(GPU_COLUMNS)])
+    recent: list[list[float]] = []
     end = threading.Event()
     process.cpu_percent()  # counts from here
 
-    def sample() -> None:
-        samples.append(read_gpus(uuids) if uuids else [math.nan] * len(GPU_COLUMNS))
-
     def run() -> None:
         while not end.wait(1.0):
-            sample()
+            samples.append(read_gpus(uuids))
 
     def read() -> dict[str, float]:
-        if not samples:
-            sample()
+        nonlocal recent
+        recent = [samples.popleft() for _ in range(len(samples))] or recent[-1:]
         gpus = {
             name: mean_of_known(values)
-            for name, values in zip(GPU_COLUMNS, zip(*samples, strict=True), strict=True)
+            for name, values in zip(GPU_COLUMNS, zip(*recent, strict=True), strict=True)
         }
-        samples.clear()
         return gpus | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
     if not uuids:

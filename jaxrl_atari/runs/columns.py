@@ -37,10 +37,12 @@ COLUMNS = {
     "clip_fraction": Column("losses", "share of samples", "samples whose probability ratio is clipped"),
     "explained_variance": Column("losses", "", "1 - Var(target - V_old) / Var(target) over the rollout"),
     "gradient_norm": Column("losses", "", "global L2 norm of the gradient, before clipping"),
-    "gpu_busy_percent": Column("system", "%", "NVML utilisation, mean over the session's GPUs"),
-    "gpu_memory_gib": Column("system", "GiB", "GPU memory in use by all processes, sum over the session's GPUs"),
-    "gpu_power_watts": Column("system", "W", "power draw, sum over the session's GPUs"),
-    "gpu_temperature_c": Column("system", "°C", "temperature of the hottest of the session's GPUs"),
+    "gpu_busy_percent": Column("system", "%", "NVML utilisation, mean over the GPUs that learn or act"),
+    "gpu_memory_gib": Column(
+        "system", "GiB", "GPU memory in use by all processes, sum over the GPUs that learn or act"
+    ),
+    "gpu_power_watts": Column("system", "W", "power draw, sum over the GPUs that learn or act"),
+    "gpu_temperature_c": Column("system", "°C", "temperature of the hottest of the GPUs that learn or act"),
     "cpu_percent": Column("system", "% of a core", "CPU time of this process / time passed"),
     "rss_gib": Column("system", "GiB", "resident memory of this process"),
     "emulators_percent": Column("time", "% of the time", "waiting for the emulators"),
