@@ -7,13 +7,14 @@ from fake_cuda import SHOWN, FakeMachine, _machine, python  # noqa: F401
 from simulated_gpus import SimulatedGpus, simulated
 
 from jaxrl_atari import device_report
-from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.choice import choose_devices, consecutive_blocks, divide_gpus, limit_jax
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
+from jaxrl_atari.trials.slots import plan_slots
 
 GIB = 2**30
 
@@ -81,6 +82,18 @@ def test_a_gpu_in_mig_mode_is_its_first_slice_and_hides_the_others(names, expect
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
     assert [gpu.uuid for gpu in visible_gpus().gpus] == [expected]
+
+
+def test_a_session_uses_one_slice_of_several_and_sessions_take_them_in_turn(machine, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-slice,MIG-other")
+    assert choose_devices(DevicesConfig(data_parallel="all")).learner == (0,)
+    assert divide_gpus(DevicesConfig()).blocks == [(0,), (1,)]
+    with pytest.raises(ConfigError, match=r"devices.gpu = 1: expected a visible GPU \(visible: 0: H100\)"):
+        choose_devices(DevicesConfig(gpu=1))
+    with pytest.raises(ConfigError, match=r"devices.data_parallel = 2: expected at most 1"):
+        choose_devices(DevicesConfig(data_parallel=2))
+    slots = plan_slots(Config(), sessions=2).slots
+    assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots] == ["MIG-slice", "MIG-other"]
 
 
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):

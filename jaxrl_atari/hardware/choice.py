@@ -55,7 +55,7 @@ def choose_device(option: GpuOption | Literal["learner"], visible: VisibleGpus, 
     if option is False or (option == "auto" and not visible.gpus):
         return "cpu"
     index = gpu_index(option) or 0  # `auto` and True mean the first one
-    models = [gpu.model for gpu in visible.gpus]
+    models = [gpu.model for gpu in visible.in_one_process]
     listed = ", ".join(f"{i}: {model}" for i, model in enumerate(models)) or f"none; {visible.why_none}"
     hint = "use auto or false to run on the CPU"
     require(0 <= index < len(models), field, option, f"a visible GPU (visible: {listed})", hint)
@@ -105,7 +105,7 @@ def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> Device
     """
     why_learner = f"{field} = {str(devices.gpu).lower()}"
     visible = VisibleGpus((), why_learner) if devices.gpu is False else visible_gpus()
-    all_indices = range(len(visible.gpus))
+    all_indices = range(len(visible.in_one_process))
     first = choose_device(devices.gpu, visible, field)
     actor = choose_device(devices.actor, visible, "devices.actor")
     evaluator = choose_device(devices.evaluator, visible, "devices.evaluator")

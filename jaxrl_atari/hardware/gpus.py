@@ -42,6 +42,15 @@ class VisibleGpus(NamedTuple):
     """What keeps GPUs from being used: a failing driver, or JAX's CUDA plugin, which is not installed."""
     failing: tuple[str, ...] = ()  # errors of GPUs that NVML lists and cannot read; they have no index
 
+    @property
+    def in_one_process(self) -> tuple[Gpu, ...]:
+        """Those that a session can use. By NVIDIA's MIG guide, CUDA shows a process a single slice.
+
+        Sessions that see one slice each can use all of `gpus`.
+        """
+        has_slice = any(gpu.uuid.startswith("MIG-") for gpu in self.gpus)
+        return self.gpus[:1] if has_slice else self.gpus
+
 
 # --- Providers ---------------------------------------------------------------------------------------------------
 

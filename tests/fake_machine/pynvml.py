@@ -1,7 +1,8 @@
 """A stand-in for NVML: a machine with FAKE_GPUS GPUs of 24 GiB; GPU i is 10 i percent busy and uses i GiB.
 
-The last GPU has a slice, `MIG-slice`, of which NVML knows the memory alone. FAKE_NVML_ERROR is what starting
-gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`. Other processes hold FAKE_TAKEN_GIB of each.
+The last GPU has two slices, `MIG-slice` and `MIG-other`, of which NVML knows the memory alone. FAKE_NVML_ERROR
+is what starting gives; FAKE_FAILING has the errors of single GPUs, such as `1:15,2:4`. Other processes hold
+FAKE_TAKEN_GIB of each.
 GPU FAKE_MIG is in MIG mode, with room for two slices and `MIG-slice` in the second place.
 """
 
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 NVML_ERROR_NO_PERMISSION, NVML_ERROR_NOT_FOUND = 4, 6
 NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 9, 12
 NVML_TEMPERATURE_GPU = 0
+SLICES = ("MIG-slice", "MIG-other")
 calls = []
 
 
@@ -46,7 +48,7 @@ def nvmlDeviceGetHandleByIndex(index):
 
 
 def nvmlDeviceGetHandleByUUID(uuid):
-    if uuid == "MIG-slice":
+    if uuid in SLICES:
         return uuid
     kind, _, index = uuid.partition("-")
     if kind != "GPU" or int(index, 16) >= nvmlDeviceGetCount():
@@ -65,7 +67,7 @@ def nvmlDeviceGetMigDeviceHandleByIndex(handle, index):
 
 
 def nvmlDeviceGetUUID(handle):
-    return handle if handle == "MIG-slice" else f"GPU-{handle:x}"
+    return handle if handle in SLICES else f"GPU-{handle:x}"
 
 
 def nvmlDeviceGetName(handle):
@@ -73,13 +75,13 @@ def nvmlDeviceGetName(handle):
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    total, used = 24 << 30, (0.5 if handle == "MIG-slice" else handle) * 2**30
+    total, used = 24 << 30, (0.5 if handle in SLICES else handle) * 2**30
     taken = float(os.environ.get("FAKE_TAKEN_GIB", 0)) * 2**30  # by other processes
     return SimpleNamespace(total=total, used=used + taken, free=total - used - taken)
 
 
 def _board(handle):
-    if handle == "MIG-slice" or "lost" in os.environ.get("FAKE_STATE", ""):
+    if handle in SLICES or "lost" in os.environ.get("FAKE_STATE", ""):
         raise NVMLError(NVML_ERROR_NOT_FOUND)
     return handle
 
