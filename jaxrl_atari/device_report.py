@@ -174,20 +174,20 @@ def _session_device(
     return str(cpu) if option == "auto" and chosen not in full else "an error"
 
 
-def _memory_text(config: Config, found: Sequence[jax.Device]) -> str:
+def _memory_text(config: Config, started: Sequence[jax.Device]) -> str:
     """The memory that training with a config needs on each device that learns.
 
     The other processes of `devices.distributed` are taken to have as many devices as this one.
 
     Args:
-        found: the GPUs on which JAX has started.
+        started: the GPUs on which JAX has started.
 
     Raises:
         ConfigError: JAX has started without one of the devices, or training cannot be split over so many.
     """
     devices = config.devices
     here = dataclasses.replace(devices, distributed=False, data_parallel="all") if devices.distributed else devices
-    local = learner_devices(here, choose_devices(here), found)
+    local = learner_devices(here, choose_devices(here), started)
     learners = len(local)
     if devices.distributed and devices.data_parallel != "all":
         learners = devices.data_parallel

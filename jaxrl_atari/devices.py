@@ -54,16 +54,16 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
     chosen = limit_jax(devices, field)
-    found = start_gpus(chosen)
-    if chosen.gpus and not found:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
+    started = start_gpus(chosen)
+    if chosen.gpus and not started:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
         if devices.distributed:  # the others would learn on GPUs
             why = visible_gpus().why_none
             raise UserError(f"devices.distributed: {why}; mend it, or use --devices.gpu false in all processes")
         chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
-    learner = learner_devices(devices, chosen, found, field)
+    learner = learner_devices(devices, chosen, started, field)
     _require_device_in_each_process(devices, learner)
     local = of_this_process(learner)
-    gpus = local_gpus(found)
+    gpus = local_gpus(started)
     actors = local
     if chosen.actor != "learner":
         actors = (local_device(chosen.actor, gpus, "devices.actor"),) * len(local)
@@ -82,31 +82,31 @@ def _require_device_in_each_process(devices: DevicesConfig, learner: Sequence[ja
 
 
 def learner_devices(
-    devices: DevicesConfig, chosen: DeviceChoice, found: Sequence[jax.Device], field: str = "devices.gpu"
+    devices: DevicesConfig, chosen: DeviceChoice, started: Sequence[jax.Device], field: str = "devices.gpu"
 ) -> tuple[jax.Device, ...]:
     """The devices that learn, of all processes.
 
     Args:
         chosen: the GPUs that `devices` asks for.
-        found: the GPUs that `start_gpus` has returned.
+        started: the GPUs that `start_gpus` has returned.
         field: name of `devices.gpu` in messages.
 
     Raises:
         ConfigError: JAX has started without one of these devices.
     """
     if chosen.learner and not devices.distributed:
-        gpus = local_gpus(found)
+        gpus = local_gpus(started)
         return tuple(local_device(index, gpus, field) for index in chosen.learner)
-    available = found if chosen.learner else jax.devices("cpu")
+    available = started if chosen.learner else jax.devices("cpu")
     return first_devices(devices, available, "the devices of JAX")
 
 
-def local_gpus(found: Sequence[jax.Device]) -> dict[int, jax.Device]:
+def local_gpus(started: Sequence[jax.Device]) -> dict[int, jax.Device]:
     """The GPUs of this process, of those that `start_gpus` has returned, by their indices among the visible GPUs.
 
     JAX may have started without some of the visible GPUs.
     """
-    return {gpu_provider().index(gpu): gpu for gpu in of_this_process(found)}
+    return {gpu_provider().index(gpu): gpu for gpu in of_this_process(started)}
 
 
 def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
@@ -114,13 +114,13 @@ def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     return tuple(device for device in devices if device.process_index == jax.process_index())
 
 
-def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], option: str) -> jax.Device:
+def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], field: str) -> jax.Device:
     """The device of this process that an option means.
 
     Args:
         chosen: index of a GPU among the visible GPUs, or the CPU.
         gpus: those of `local_gpus`.
-        option: name of the option in the error.
+        field: name of the option in the error.
 
     Raises:
         ConfigError: JAX has started without this GPU.
@@ -128,7 +128,7 @@ def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], o
     if chosen == "cpu":
         return jax.local_devices(backend="cpu")[0]
     expected = f"one of {list(gpus)}, on which JAX has started"
-    require(chosen in gpus, option, chosen, expected, "use a fresh process")
+    require(chosen in gpus, field, chosen, expected, "use a fresh process")
     return gpus[chosen]
 
 

@@ -126,7 +126,7 @@ JSON_WORD = PrimitiveConstructorSpec(
 """The form of an option that is a dictionary: a JSON object."""
 
 GpuOption = bool | int | Literal["auto"]
-"""`auto`, `true`, `false` or the index of a GPU; see `devices.pick_device`."""
+"""`auto`, `true`, `false` or the index of a GPU; see `hardware.choice.choose_device`."""
 
 
 def gpu_index(option: bool | int | str) -> int | None:

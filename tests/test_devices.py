@@ -36,6 +36,7 @@ def _clean(monkeypatch):
         ("GPU-2, GPU-0", ["GPU-2", "GPU-0"]),
         ("1,99,2", ["GPU-1"]),  # as in CUDA, the first unknown name ends the list
         ("MIG-slice", ["MIG-slice"]),
+        ("0,GPU-,2", ["GPU-0"]),  # the start of several UUIDs names none
         ("", []),
         ("-1", []),
         (",0", []),

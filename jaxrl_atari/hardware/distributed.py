@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental.multihost_utils import broadcast_one_to_all, process_allgather
+from jax.experimental.multihost_utils import process_allgather
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
@@ -61,19 +61,25 @@ def join_processes(devices: DevicesConfig) -> None:
                 joined.wait(0.2)
             joined.get()
     except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"devices.distributed: {str(error).rstrip('.')}; it needs devices.coordinator HOST:PORT,"
-            " devices.num_processes and devices.process_index, or a cluster manager that JAX knows"
-        ) from error
+        hint = ""
+        if None in (coordinator, count, devices.process_index):
+            hint = (
+                "; it needs devices.coordinator HOST:PORT, devices.num_processes and devices.process_index,"
+                " or a cluster manager that JAX knows"
+            )
+        raise UserError(f"devices.distributed: {str(error).rstrip('.')}{hint}") from error
 
 
 def _check_coordinator(coordinator: str, is_here: bool) -> None:
     """Raises `ConfigError` unless `devices.coordinator` is HOST:PORT, with a port that is free if it is here."""
-    require(re.fullmatch(r".+:\d+", coordinator), "devices.coordinator", coordinator, "HOST:PORT of process 0")
+    expected = "HOST:PORT of process 0, with a PORT from 1 to 65535"
+    is_address = re.fullmatch(r".+:\d+", coordinator) is not None
+    port = int(coordinator.rpartition(":")[2]) if is_address else 0
+    require(1 <= port <= 65_535, "devices.coordinator", coordinator, expected)
     if is_here:  # without a free port, JAX crashes when the process ends
         try:
-            socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
-        except (OSError, OverflowError) as error:
+            socket.create_server(("", port)).close()
+        except OSError as error:
             expected = "a free port of this machine"
             raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
 
@@ -113,11 +119,8 @@ def gather_items(items: Sequence[Any]) -> Sequence[Any]:
 
 
 def agree(text: str) -> str:
-    """The text of process 0, up to 4,096 bytes, in every process."""
-    if not jax.distributed.is_initialized():
-        return text
-    letters = np.frombuffer(text.encode()[:4_096].ljust(4_096, b"\0"), np.uint8)
-    return bytes(broadcast_one_to_all(letters)).rstrip(b"\0").decode(errors="ignore")
+    """The text of process 0, in every process."""
+    return gather_items([text])[0]
 
 
 def wait_for_all() -> None:

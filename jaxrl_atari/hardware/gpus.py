@@ -189,7 +189,9 @@ def forbid_gpu(why: str = "this process needs none") -> None:
 def obey_cuda_visible_devices(
     gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda name: None
 ) -> VisibleGpus:
-    """The GPUs of a machine that CUDA_VISIBLE_DEVICES leaves. As in CUDA, the first unknown name ends the list.
+    """The GPUs of a machine that CUDA_VISIBLE_DEVICES leaves.
+
+    As in CUDA, the first unknown name ends the list. The start of a UUID is a name if one GPU alone has it.
 
     Args:
         gpus: all GPUs of the machine, in the order of their indices.
@@ -206,8 +208,8 @@ def obey_cuda_visible_devices(
     chosen = []
     for name in map(str.strip, names.split(",")):
         numbered = gpus[int(name)] if name.isdecimal() and int(name) < len(gpus) else None
-        named = next((gpu for gpu in gpus if name and gpu.uuid.startswith(name)), None)
-        found = numbered or named or find(name)
+        named = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        found = numbered or (named[0] if len(named) == 1 else find(name))
         if found is None:
             break
         require(found not in chosen, "CUDA_VISIBLE_DEVICES", names, "each GPU at most once")

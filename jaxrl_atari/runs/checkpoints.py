@@ -228,7 +228,7 @@ class Checkpoints:
                 newest, damaged = self._newest_sound(self._read)
                 resumed = newest._replace(damaged=damaged)
             except UserError as error:
-                problem = str(error)[:1_000]  # `agree` sends 4,096 bytes
+                problem = str(error)
         if problem := agree(problem):
             raise UserError(problem)
         env_steps = int(agree(str(resumed.env_steps if resumed else -1)))

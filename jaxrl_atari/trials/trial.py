@@ -175,7 +175,7 @@ def _claim_for_all(config: Config, wanted: Path | None, is_new: bool) -> Iterato
         try:
             run_dir = exits.enter_context(claim_run_dir(config, wanted, is_new))
         except Exception as error:
-            distributed.agree(reason(error)[:1_000])  # `agree` sends 4,096 bytes
+            distributed.agree(reason(error))
             raise
         distributed.agree("")  # no problem
         distributed.agree(str(run_dir.absolute()))  # a follower may have another working directory
