@@ -21,6 +21,7 @@ second form, and `Network.advice` says so. A comparison of programs notices such
 names the two kinds that it misses). What a network does with the features runs as it is written, in every form.
 """
 
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -76,12 +77,14 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass,
         return _by_module(as_written, dtype)
     if not only_cpus:  # the config asks for it
         return _by_module(for_cpus, dtype)
-    advice = _advice_on_layers(for_cpus)
+    slow_layers = slow_convolutions(for_cpus)
     if not hasattr(module, "features_by_hand") or config.conv == "layers":
-        return _by_module(for_cpus, dtype, advice)
+        return _by_module(for_cpus, dtype, _advice_on_layers(module, slow_layers))
     obstacle = why_not_by_hand(as_written)
     if obstacle:
-        return _by_module(for_cpus, dtype, advice or _advice_on_features(obstacle))
+        advice = _advice_on_layers(module, slow_layers) or _advice_on_features(obstacle)
+        return _by_module(for_cpus, dtype, advice)
+    advice = _advice_on_layers(module, [layer for layer in slow_layers if layer not in nature_features.KERNELS])
     by_class = {each: _with_features_by_hand(for_cpus, dtype, advice, each) for each in classes}
     return Networks(by_class[learner], by_class[actor])
 
@@ -137,9 +140,12 @@ def _with_features_by_hand(module: nn.Module, dtype: jnp.dtype, advice: str, dev
 # --- Advice: what would make a network faster on a CPU -----------------------------------------------------------
 
 
-def _advice_on_layers(module: nn.Module) -> str:
-    """The layers of a network whose gradients are slow; empty if there are none."""
-    layers = slow_convolutions(module)
+def _advice_on_layers(module: nn.Module, layers: Sequence[str]) -> str:
+    """The layers of a network whose gradients are slow; empty if there are none.
+
+    Args:
+        layers: those of `slow_convolutions` that run.
+    """
     if not layers:
         return ""
     return (

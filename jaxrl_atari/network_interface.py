@@ -10,8 +10,8 @@ A module is here called a network if it has:
                    `layers.in_chunks` reads it. True if `network.conv` is `layers` or `by_hand`, or `auto` and
                    only CPUs learn and act
     features_by_hand
-                   optional, for a network that uses `networks.NatureFeatures`: pass it on, as `NatureActorCritic`
-                   does. Where only CPUs learn and act, the features are then computed by `fast/`
+                   optional, for a network that calls `networks.nature_features`, which reads it: where only CPUs
+                   learn and act, `fast/` computes these features
 
 **A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
 or a pair: logits float32 [N, A] and value float32 [N]. Three values are refused: further outputs have names, as in

@@ -67,8 +67,7 @@ class NatureFeatures(nn.Module):
     the same features faster, from the same parameters (`fast/`). If you edit this module or one of its layers, the
     layers run there too, and a line at the start of the session says so.
 
-    Before a network uses this module, it calls `nn.share_scope(self, features)`: the layers `conv1`, `conv2`,
-    `conv3` and `dense` then count as its own, without a prefix in their names.
+    A network uses it by `nature_features`.
     """
 
     dtype: Any = jnp.float32
@@ -82,6 +81,19 @@ class NatureFeatures(nn.Module):
             return self.by_hand(self.variables["params"], stacks.array)
         torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
         return hidden_layer(in_chunks(torso, self, stacks), 512, self.dtype)
+
+
+def nature_features(network: Any, stacks: Any) -> jax.Array:
+    """`NatureFeatures` as a part of a network: stacks -> float32 [N, 512].
+
+    Args:
+        network: the module in whose `__call__` this is. Its fields `dtype`, `for_cpu` and `features_by_hand` are
+            those of the features, and the layers `conv1`, `conv2`, `conv3` and `dense` become its own.
+        stacks: what the network was called with, unchanged.
+    """
+    features = NatureFeatures(network.dtype, network.for_cpu, network.features_by_hand)
+    nn.share_scope(network, features)  # no prefix before the names of the layers
+    return features(stacks)
 
 
 class NatureActorCritic(nn.Module):
@@ -99,9 +111,7 @@ class NatureActorCritic(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
         """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N]."""
-        features = NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
-        nn.share_scope(self, features)
-        return heads(features(stacks), self.num_actions)
+        return heads(nature_features(self, stacks), self.num_actions)
 
 
 def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
@@ -200,7 +210,5 @@ class NatureLSTM(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array, first: jax.Array, carry: Any) -> Outputs:
         """The fields of an `Observation` -> `Outputs`."""
-        features = NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
-        nn.share_scope(self, features)
-        features, carry = lstm(self.units, features(stacks), first, carry)
+        features, carry = lstm(self.units, nature_features(self, stacks), first, carry)
         return heads(features, self.num_actions, carry)

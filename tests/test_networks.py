@@ -362,16 +362,9 @@ def stopped(self, stacks):
     return outputs._replace(value=jax.lax.stop_gradient(outputs.value))
 
 
-def features_of(self, stacks):
-    """As `NatureActorCritic` makes them."""
-    features = networks.NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
-    nn.share_scope(self, features)
-    return features(stacks)
-
-
 @nn.compact
 def one_more_layer(self, stacks):
-    x = features_of(self, stacks)
+    x = networks.nature_features(self, stacks)
     return networks.heads(nn.relu(networks.dense(64, 1.0, "more", jnp.float32)(x)), self.num_actions)
 
 
@@ -421,21 +414,21 @@ def brighter(self, stacks):
 @nn.compact
 def and_a_pixel(self, stacks):
     """It begins with the features, but also reads the stacks itself."""
-    features = features_of(self, stacks)
+    features = networks.nature_features(self, stacks)
     return networks.heads(features + stacks[:, :1, 0, 0].astype(jnp.float32), self.num_actions)
 
 
 @nn.compact
 def other_for_many(self, stacks):
     """Other features for more than 32 samples."""
-    features = features_of(self, stacks)
+    features = networks.nature_features(self, stacks)
     return networks.heads(1.1 * features if len(features) > 32 else features, self.num_actions)
 
 
 @nn.compact
 def other_for_some(self, stacks):
     """Other features for 33 to 99 samples."""
-    features = features_of(self, stacks)
+    features = networks.nature_features(self, stacks)
     return networks.heads(1.1 * features if 32 < features.shape[0] < 100 else features, self.num_actions)
 
 
@@ -445,6 +438,12 @@ def other_name(self, stacks):
     return networks.heads(
         nn.relu(networks.dense(512, 2**0.5, "fully_connected", jnp.float32)(x)), self.num_actions
     )
+
+
+@nn.compact
+def array_called_dense(self, stacks):
+    x = stacks.reshape(stacks.shape[0], -1) / 255 * self.param("dense", nn.initializers.ones, (), jnp.float32)
+    return networks.heads(x[:, :8], self.num_actions)
 
 
 EDITED = "the features of Again, or a layer of them, were edited: training is slower than with jaxrl_atari.fast."
@@ -492,7 +491,8 @@ torso, hidden_layer = networks.nature_torso, networks.hidden_layer
         (of_size(conv3=(32, (3, 3), 1)), "cpu", EDITED),
         (of_size(conv3=(64, (4, 4), 1)), "cpu", EDITED),
         (edited_features(hidden_layer=lambda x, n, dtype: hidden_layer(x, n // 2, dtype)), "cpu", EDITED),
-        (edited_call(other_name), "cpu", "the features of Edited, or a layer of them, were edited: "),
+        (edited_call(other_name), "cpu", "Edited lacks one of the layers conv1, conv2, conv3, dense of networks."),
+        (edited_call(array_called_dense), "cpu", "Edited lacks one of the layers conv1, conv2, conv3, dense of"),
         # In float32 what it was, so that only a comparison in the arithmetic in force sees it.
         (edited_features(hidden_layer=lambda x, n, dtype: hidden_layer(x, n, jnp.float32)), "amx cpu", EDITED),
         (edited_call(narrow), "cpu", "the gradients of conv1 are many times slower"),
@@ -518,6 +518,25 @@ def test_an_edit_of_the_features_is_what_a_cpu_computes(edit, device_class, said
 
 def by_hand(network):
     return network.layout == BLOCKED
+
+
+def test_advice_names_no_layer_that_is_computed_by_hand():
+    """The network has no field `for_cpu`."""
+
+    class Both(nn.Module):
+        num_actions: int
+        dtype: object = jnp.float32
+        features_by_hand: object = None
+
+        @nn.compact
+        def __call__(self, stacks):
+            features = networks.NatureFeatures(self.dtype, by_hand=self.features_by_hand)
+            nn.share_scope(self, features)
+            return networks.heads(features(stacks), self.num_actions)
+
+    network = registered("both", Both)
+    assert by_hand(network)
+    assert not network.advice
 
 
 def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):

@@ -74,11 +74,11 @@ from jaxrl_atari.layers import (
     to_chunks,
 )
 
-TORSO_CHANNELS = 64
-"""Channels of the torso's output, out3."""
-
 KERNELS = {"conv1": (8, 8, STACK, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64), "dense": (3136, 512)}
 """The shapes of the kernels from which this file computes."""
+
+TORSO_CHANNELS = KERNELS["conv3"][-1]
+"""Channels of the torso's output, out3."""
 
 
 def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Array:
@@ -164,10 +164,9 @@ def block_kernels(params: Any) -> Kernels:
     """
     k1, k2, k3 = (params[name]["kernel"] for name in ("conv1", "conv2", "conv3"))
     b1, b2, b3 = (params[name]["bias"] for name in ("conv1", "conv2", "conv3"))
-    w1 = block_kernel(k1, BLOCK).reshape(4, BLOCK * BLOCK, STACK, -1)  # [place, pixel of a block, frame, output]
-    w1 = (
-        w1.transpose(2, 1, 0, 3).reshape(STACK * BLOCK * BLOCK, -1) / 255
-    )  # in a block of frames, the frame is first
+    # [place, pixel of a block, frame, output] -> the order of the blocks of frames, in which the frame is first.
+    w1 = block_kernel(k1, BLOCK).reshape(4, BLOCK * BLOCK, STACK, -1).transpose(2, 1, 0, 3)
+    w1 = w1.reshape(STACK * BLOCK * BLOCK, -1) / 255
     w2 = block_kernel(k2, 2).reshape(-1, k2.shape[-1])
     w3 = k3.reshape(-1, k3.shape[-1])
     return Kernels(w1, b1, w2, b2, w3, b3)

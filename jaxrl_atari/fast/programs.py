@@ -24,6 +24,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict
 from jax import lax
 
 from jaxrl_atari.fast.nature_features import KERNELS
@@ -39,11 +40,14 @@ def why_not_by_hand(module: Any) -> str:
     Returns:
         The beginning of a message, with the name of the module.
     """
-    module_name = type(module).__name__
-    edited = f"the features of {module_name}, or a layer of them, were edited"
+    name = type(module).__name__
+    edited = f"the features of {name}, or a layer of them, were edited"
     as_shipped = module.clone(features_by_hand=partial(features_as_shipped, dtype=module.dtype))
     params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
-    kernels = {name: params[name]["kernel"].shape for name in KERNELS if "kernel" in params.get(name, {})}
+    shapes: Any = flatten_dict(jax.tree.map(lambda x: x.shape, params), sep="/")
+    kernels = {layer: shapes.get(f"{layer}/kernel") for layer in KERNELS}
+    if None in kernels.values():
+        return f"{name} lacks one of the layers {', '.join(KERNELS)} of networks.nature_features"
     if kernels != KERNELS:
         return edited
     try:
@@ -52,7 +56,7 @@ def why_not_by_hand(module: Any) -> str:
         # For example, it reads the stacks itself, or asks how many samples there are, by a comparison or by `len`.
         # Then its layers compute the features, and show any error of their own.
         why = str(error).partition("\n")[0]
-        return f"{module_name} cannot be compared with the features by hand ({type(error).__name__}: {why})"
+        return f"{name} cannot be compared with the features by hand ({type(error).__name__}: {why})"
     return "" if same else edited
 
 
@@ -72,7 +76,7 @@ def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array
         axes = ("NHWC", "HWIO", "NHWC")
         x = lax.conv_general_dilated(x, kernel, (stride, stride), "VALID", dimension_numbers=axes)
         x = nn.relu(x + params[name]["bias"])  # in float32
-    dense = nn.Dense(512, dtype=dtype, precision="highest" if dtype == jnp.float32 else None)
+    dense = nn.Dense(KERNELS["dense"][-1], dtype=dtype, precision="highest" if dtype == jnp.float32 else None)
     hidden: Any = dense.apply({"params": params["dense"]}, x.reshape(x.shape[0], -1))
     return nn.relu(hidden).astype(jnp.float32)
 
