@@ -133,7 +133,7 @@ def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], f
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
-    """The device that a `gpu` option means; see `place`."""
+    """The device that a `gpu` option means, on which JAX has started; see `choice.choose_device` and `place`."""
     devices = DevicesConfig(gpu=checked_value(field, gpu, GpuWord))
     return place(devices, field).home
 

@@ -10,7 +10,7 @@
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
 | jax_settings | settings of JAX and XLA that change numbers, and whether JAX has started |
-| tuning | memory, emulator threads and compiled programs of a process; nothing of this changes numbers |
+| tuning | memory, emulator threads and compiled programs of a process; none of it changes numbers |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.
 """

@@ -138,7 +138,6 @@ class GpuBlocks(NamedTuple):
 
     blocks: list[tuple[int, ...]]  # at least one, each with indices of visible GPUs; `[()]` if the CPU learns
     why: str  # why sessions get these devices
-    unlimited: tuple[int, ...]  # the GPUs that a session uses if it sees all of them
 
 
 def divide_gpus(devices: DevicesConfig) -> GpuBlocks:
@@ -150,21 +149,19 @@ def divide_gpus(devices: DevicesConfig) -> GpuBlocks:
     | names a GPU by its index, or learns in several processes | one: the GPUs that it uses |
     | otherwise | each has `devices.data_parallel` consecutive GPUs; the first starts at CUDA_OFFSET |
 
-    An index counts all visible GPUs, so that a session has to see them all: the block is then `unlimited`.
-
     Raises:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
     chosen = choose_devices(devices)
     offset = whole_number_variable("CUDA_OFFSET", Limits(0)) or 0
     if not chosen.learner:
-        return GpuBlocks([()], chosen.why_learner, chosen.used)
+        return GpuBlocks([()], chosen.why_learner)
     options = (devices.gpu, devices.actor, devices.evaluator)
     if devices.distributed or any(gpu_index(option) is not None for option in options):
-        return GpuBlocks([chosen.used], chosen.why_learner, chosen.used)
+        return GpuBlocks([chosen.used], chosen.why_learner)
     count = len(chosen.gpus)
     blocks = consecutive_blocks(count, len(chosen.learner), offset)
-    return GpuBlocks(blocks, f"{count} visible, CUDA_OFFSET {offset}", chosen.used)
+    return GpuBlocks(blocks, f"{count} visible, CUDA_OFFSET {offset}")
 
 
 def consecutive_blocks(count: int, size: int, offset: int) -> list[tuple[int, ...]]:

@@ -63,7 +63,7 @@ def memory_fraction(
 def check_memory_fraction(devices: DevicesConfig) -> None:
     """Raises `ConfigError` if JAX has started on a GPU with another fraction than `devices.memory_fraction`."""
     fraction = devices.memory_fraction
-    # In the process of a slot (`trials/slots.py`), the variable has this value from the start.
+    # The process that starts a session may have set the variable to this value.
     if fraction is not None and os.environ.get(FRACTION_VARIABLE) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
-from jaxrl_atari.hardware.choice import divide_gpus
+from jaxrl_atari.hardware.choice import choose_devices, divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
@@ -50,7 +50,9 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     blocks = division.blocks[:sessions]
     parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
     sharing = math.ceil(parallel / len(blocks))
-    limited = blocks != [division.unlimited]
+    # `limit_jax` gives a session these GPUs where it sees all, as it has to if an option names a GPU by its index.
+    by_itself = choose_devices(config.devices).used
+    limited = blocks != [by_itself]
     slots = [_slot(config.devices, block, division.why, limited, sharing) for block in blocks]
     if parallel > 1:
         threads = {DEFAULT_THREADS_VARIABLE: str(max(1, emulator_cores() // parallel))}
