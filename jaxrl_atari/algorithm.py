@@ -114,7 +114,7 @@ class Mean:
         """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
 
         Args:
-            x: of the shape of `weight`.
+            x: of the shape of `weight`. Samples that do not count are normalised as well, by the same numbers.
             unbiased: std = sqrt(sum((x - mean)^2) / (N - 1)) instead of / N, as `torch.Tensor.std` has it.
         """
         mean, variance = self.moments(x)

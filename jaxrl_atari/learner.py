@@ -52,7 +52,7 @@ def make_learner(
     learner = Learner(placement, networks, algorithm, arrays["train_state"], check=check)
     if overlap == "none":
         return learner
-    return OverlappedLearner(learner, arrays.get("acting"), check=check)
+    return OverlappedLearner(learner, arrays.get("acting"))
 
 
 class Learner:
@@ -76,7 +76,7 @@ class Learner:
         self._acting_network = networks.acting
         self.compute_dtype = networks.learning.dtype
         self.actors = placement.actors
-        self._check = check
+        self.check = check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, networks.learning, algorithm)
         self._state = self._parallel.replicate(_copy(train_state))  # in the form of `DataParallel`
@@ -106,11 +106,11 @@ class Learner:
         """
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
-        if self._check:
+        if self.check:
             arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, options, key=key)
-        if self._check or not self._has_updated:
+        if self.check or not self._has_updated:
             self._check_state()
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
@@ -167,16 +167,14 @@ class OverlappedLearner:
         learner: it is used only through this object from now on.
         acting: the item `acting` of a checkpoint, which `checkpoint_items` returned. None: the parameters of the
             learner, as before the first update.
-        check: see `make_learner`.
     """
 
-    def __init__(self, learner: Learner, acting: Any = None, *, check: bool = False):
+    def __init__(self, learner: Learner, acting: Any = None):
         self.compute_dtype = learner.compute_dtype
         self._learner = learner
         # The parameters from before the newest update, on the learner's first local device: a copy, because the
         # update consumes the originals.
         self._acting = _copy(learner.state.params) if acting is None else acting
-        self._check = check
         self._thread = ThreadPoolExecutor(1, "learner")
         self._newest: Future[dict[str, float]] | None = None  # the newest update; its result is its metrics
 
@@ -196,7 +194,7 @@ class OverlappedLearner:
         self._acting = _copy(self.state.params)
         # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
         # is exempt: to compile an array that an algorithm closes over, JAX fetches it from the device.
-        is_guarded = self._check and self._newest is not None
+        is_guarded = self._learner.check and self._newest is not None
 
         def run() -> dict[str, float]:
             with jax.transfer_guard("disallow" if is_guarded else "allow"):
