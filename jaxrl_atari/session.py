@@ -11,18 +11,20 @@ import jax
 import numpy as np
 
 from jaxrl_atari.algorithm import find_algorithm, resolved_options
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
-from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
-from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
+from jaxrl_atari.hardware.tuning import compile_clock
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics, make_learner
+from jaxrl_atari.network_forms import make_networks
+from jaxrl_atari.network_interface import Networks
+from jaxrl_atari.out_of_memory import out_of_memory_advice
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
@@ -37,7 +39,6 @@ from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import first_arrays, resumed_arrays
 from jaxrl_atari.session_environments import SessionEnvironments, start_environments
-from jaxrl_atari.session_parts import make_log, networks_of_session
 
 
 def run_session(
@@ -108,13 +109,13 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
         # compiled.
         guarded = config.devices.check and not log.is_first_iteration
         with jax.transfer_guard("disallow" if guarded else "allow"):
-            options = current_options(config, progress.env_steps)
+            update_options = current_options(config, progress.env_steps)
             actor_key, update_key = session.keys(progress.updates)
             log.phase("first rollout")  # silent after the first iteration
             collected = collect(environments.groups, learner.acting_params(), actor_key, progress.steps_per_env)
             log.phase("first update")
-            metrics = learner.update(collected.rollouts, options, update_key)
-        environments.finished += collected.games
+            metrics = learner.update(collected.rollouts, update_options, update_key)
+        environments.add_finished(collected.games)
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
         log.after_update(metrics, rate, (collected.waiting_seconds, collected.policy_seconds))
@@ -136,7 +137,6 @@ class Session:
     """
 
     config: Config
-    options: PPOConfig  # `resolved_options` of the config
     seed: int  # seed of this session
     key: jax.Array  # key of everything that JAX draws
     placement: Placement
@@ -182,11 +182,14 @@ class Session:
                 progress.evaluated_env_steps = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
+        """Writes a checkpoint if one is due, with the mean return as its score."""
         if due(self.config.log.checkpoint_every_env_steps, self.progress.saved_env_steps, self.progress.env_steps):
             self.save(self.progress.statistics.mean_return())
 
     def save(self, score: float | None) -> None:
-        """Writes a checkpoint once the newest update is known to be sound.
+        """Writes a checkpoint, the actions that led to it, and its digests. Only the leader writes.
+
+        It first waits for the newest update, which has to be sound.
 
         Args:
             score: the checkpoint with the highest score is the best. None for a checkpoint that a stop has caused,
@@ -198,26 +201,15 @@ class Session:
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
         progress.saved_env_steps = progress.env_steps
         finished = self.environments.take_finished()
-        if self.checkpoints is not None:
-            self._write_checkpoint(self.checkpoints, finished, score)
-
-    def _write_checkpoint(
-        self, checkpoints: Checkpoints, finished: Sequence[FinishedGame], score: float | None
-    ) -> None:
-        """Writes a checkpoint, the actions that led to it, and its digests.
-
-        Args:
-            finished: the games that have ended since the last checkpoint.
-            score: see `save`.
-        """
-        progress = self.progress
+        if self.checkpoints is None:
+            return
         games, segments = self.environments.take_for_checkpoint()
-        session_dir = checkpoints.session_dir
+        session_dir = self.checkpoints.session_dir
         if segments and self.config.log.actions:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
         if self.evaluator is not None:
             self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
-        digests = checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
+        digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
         # Whether an evaluation is running now depends on the machine's speed, so its digest would differ between
         # equal runs.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
@@ -244,7 +236,7 @@ class Session:
             "coefficients": self.provenance["coefficients"],
             "numeric_settings": numeric_settings(),
             "seed": self.seed,
-            "game_seed": self.environments.seed,
+            "game_seed": self.environments.game_seed,
             **self.progress.state(),
             **self.log.state(),
         }
@@ -252,7 +244,8 @@ class Session:
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """What the bits of this session depend on besides its config and seed, as JSON values."""
-        return find_provenance(self.config.devices, self.options, self.placement, self.learner.compute_dtype.name)
+        options = resolved_options(self.config)
+        return find_provenance(self.config.devices, options, self.placement, self.learner.compute_dtype.name)
 
     def device_text(self) -> str:
         """The session's devices and its arithmetic, in one line."""
@@ -280,6 +273,20 @@ def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.A
 # --- Making a session --------------------------------------------------------------------------------------------
 
 
+def place_session(config: Config) -> Placement:
+    """Finds the devices of a session and starts JAX on them.
+
+    It also checks that the environments and minibatches can be divided among the devices that learn.
+
+    Raises:
+        ConfigError: a device that is not there, or sizes that do not suit the number of devices.
+    """
+    placement = place(config.devices)
+    config.check_split(len(placement.learner))
+    check_names_and_minibatches(config, len(placement.learner))
+    return placement
+
+
 @contextlib.contextmanager
 def open_session(
     config: Config,
@@ -296,114 +303,149 @@ def open_session(
 
     Of several processes, only the leader writes files and lines.
 
-    The order of the steps matters. The environments come before the networks, because they give the number of
-    actions. The logs are opened after all that may fail on a wrong option or a damaged checkpoint, because opening
-    them truncates files.
-
     Args:
         placement: what `place_session` returned.
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
         session_dir, session_number, resume, stop_requested, ends_early: see `run_session`.
     """
-    seed = config.seed + session_number
     leads = is_leader()
     if leads and config.log.wandb:
         require_wandb()
     with contextlib.ExitStack() as exits:
-        # The directory, and where lines go.
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
-        say = outputs.message
-        say("starting the games and the network")
-        exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
-
-        # What it continues from.
-        networks_for = partial(networks_of_session, config.network, placement)  # of a number of actions
-        algorithm = find_algorithm(config.algorithm)
-        options = resolved_options(config)
-        checkpoints = Checkpoints(session_dir, say)
-        resumed = checkpoints.resume() if resume else None
-        arrays: dict[str, Any] = {}
-        if resumed is not None:  # another network is refused before a game starts
-            network = networks_for(resumed.meta["num_actions"]).learning
-            arrays = resumed_arrays(resumed, network, algorithm, options, device=placement.home)
-            checkpoints.set_damaged_aside(resumed.damaged)
-        progress = Progress(resumed.meta if resumed else {})
-
-        # What plays, learns and evaluates.
-        groups_for = partial(make_groups, config, placement, networks_for)
-        environments = start_environments(
-            groups_for,
-            config.env,
-            seed=seed,
-            progress=progress,
-            checkpoints=checkpoints,
-            resumed=resumed,
-            say=say,
-        )
-        exits.callback(environments.close)
-        networks = networks_for(environments.num_actions)
-        if resumed is None:
-            arrays = first_arrays(networks.learning, algorithm, options, seed=seed, device=placement.home)
-        if networks.learning.advice:
-            say(networks.learning.advice)
-        learner = make_learner(config.overlap, placement, networks, algorithm, arrays, check=config.devices.check)
-        exits.callback(learner.close)
-        evaluator = None
-        if leads and config.evaluation.every_env_steps:
-            evaluator = Evaluator(
-                config,
-                seed=seed,
-                num_actions=environments.num_actions,
-                device=placement.evaluator,
-                session_dir=session_dir,
-                writer=outputs,
-            )
-            exits.callback(evaluator.close)
-
-        # What is written down.
-        was_evaluating = resumed is not None and "evaluation" in resumed.items  # at the checkpoint
-        if leads:
-            starts_anew = resumed is None
-            open_logs(
-                config, session_dir, progress, outputs, starts_anew=starts_anew, was_evaluating=was_evaluating
-            )
-        machine = exits.enter_context(monitor([*placement.local_learner, *placement.actors]))
-        log = make_log(config, outputs, progress, resumed, arrays["train_state"], environments, machine)
-        if evaluator is not None and was_evaluating:
-            evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)
-
-        session = Session(
-            config=config,
-            options=options,
-            seed=seed,
-            key=arrays["key"],
-            placement=placement,
-            progress=progress,
-            environments=environments,
-            learner=learner,
-            log=log,
-            evaluator=evaluator,
-            checkpoints=checkpoints if leads else None,
+        outputs.message("starting the games and the network")
+        session = _make_session(
+            config,
+            placement,
+            session_dir,
+            config.seed + session_number,
+            outputs,
+            exits,
+            resume=resume,
             stop_requested=stop_requested,
             ends_early=ends_early,
         )
-        say(f"device: {session.device_text()}")
-        if resumed is not None:
-            say(resume_text(resumed.meta, session.meta()))
-        del resumed, arrays  # the learner has a copy of the train state: 20 MB for `nature`
         if keep_dir is not None:  # nothing can be refused any more: a new directory stays
             keep_dir()
         yield session
 
 
-def place_session(config: Config) -> Placement:
-    """Chooses the devices of a session, over which its learning can be split, and starts JAX on them.
+def _make_session(
+    config: Config,
+    placement: Placement,
+    session_dir: Path,
+    seed: int,
+    outputs: WriterGroup,
+    exits: contextlib.ExitStack,
+    *,
+    resume: bool,
+    stop_requested: Callable[[], bool],
+    ends_early: Callable[[], bool] | None,
+) -> Session:
+    """Makes a session from its parts.
 
-    Raises:
-        ConfigError: a device that is not there, or sizes that do not suit the number of devices.
+    The order matters. The environments come before the networks, because they give the number of actions. The logs
+    come after all that may fail on a wrong option or a damaged checkpoint, because opening them truncates files.
+
+    The arrays of the checkpoint are freed at the end, because the learner has a copy: 20 MB for `nature`.
+
+    Args:
+        seed: seed of the session.
+        outputs: receives lines and log points, and gets the writers of `config.log`.
+        exits: closes the parts.
     """
-    placement = place(config.devices)
-    config.check_split(len(placement.learner))
-    check_names_and_minibatches(config, len(placement.learner))
-    return placement
+    leads = is_leader()
+    say = outputs.message
+    # It also covers the training, until the session is closed.
+    exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
+
+    # What it continues from. Another network is refused before a game starts.
+    networks_for = partial(_networks_for, config.network, placement)
+    algorithm = find_algorithm(config.algorithm)
+    options = resolved_options(config)
+    checkpoints = Checkpoints(session_dir, say)
+    resumed = checkpoints.resume() if resume else None
+    progress = Progress(resumed.meta if resumed else {})
+    arrays: dict[str, Any] = {}
+    if resumed is not None:
+        network = networks_for(resumed.meta["num_actions"]).learning
+        arrays = resumed_arrays(resumed, network, algorithm, options, device=placement.home)
+        checkpoints.set_damaged_aside(resumed.damaged)
+
+    # What plays, learns and evaluates.
+    environments = start_environments(
+        partial(make_groups, config, placement, networks_for),
+        config.env,
+        seed=seed,
+        progress=progress,
+        checkpoints=checkpoints,
+        resumed=resumed,
+        say=say,
+    )
+    exits.callback(environments.close)
+    networks = networks_for(environments.num_actions)
+    if networks.learning.advice:
+        say(networks.learning.advice)
+    if resumed is None:
+        arrays = first_arrays(networks.learning, algorithm, options, seed=seed, device=placement.home)
+    learner = make_learner(config.overlap, placement, networks, algorithm, arrays, check=config.devices.check)
+    exits.callback(learner.close)
+    evaluator = None
+    if leads and config.evaluation.every_env_steps:
+        evaluator = Evaluator(
+            config,
+            seed=seed,
+            num_actions=environments.num_actions,
+            device=placement.evaluator,
+            session_dir=session_dir,
+            writer=outputs,
+        )
+        exits.callback(evaluator.close)
+        if "evaluation" in arrays:  # it was running at the checkpoint
+            evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)
+
+    # What is written down.
+    if leads:
+        open_logs(
+            config,
+            session_dir,
+            progress,
+            outputs,
+            starts_anew=resumed is None,
+            was_evaluating="evaluation" in arrays,
+        )
+    log = SessionLog(
+        outputs,
+        config.log.every_env_steps,
+        progress,
+        unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
+        optimizer_steps=int(arrays["train_state"].optimizer_steps),
+        steps_per_update=config.ppo.epochs * config.num_minibatches,
+        monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
+        in_progress=environments.in_progress,
+        compiled=compile_clock(),
+    )
+    session = Session(
+        config=config,
+        seed=seed,
+        key=arrays["key"],
+        placement=placement,
+        progress=progress,
+        environments=environments,
+        learner=learner,
+        log=log,
+        evaluator=evaluator,
+        checkpoints=checkpoints if leads else None,
+        stop_requested=stop_requested,
+        ends_early=ends_early,
+    )
+    say(f"device: {session.device_text()}")
+    if resumed is not None:
+        say(resume_text(resumed.meta, session.meta()))
+    return session
+
+
+def _networks_for(network: NetworkConfig, placement: Placement, num_actions: int) -> Networks:
+    """The networks of a session, in the forms that suit the devices that learn and act."""
+    return make_networks(network, num_actions, *placement.device_classes)

@@ -1,8 +1,7 @@
 """The environments of a session. Their games start anew or continue from a checkpoint; the next one saves them."""
 
 import itertools
-import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -11,13 +10,12 @@ import numpy as np
 from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
-from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.errors import reason
 from jaxrl_atari.groups import EnvGroup
+from jaxrl_atari.output import say_traceback
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
 from jaxrl_atari.runs.early_runs import items_of
 from jaxrl_atari.runs.progress import Progress
-
-_log = logging.getLogger(__name__)
 
 MakeGroups = Callable[[int, int], list[list[EnvGroup]]]
 """(seed of the games, steps that each environment has made already) -> all groups of environments."""
@@ -28,15 +26,15 @@ class SessionEnvironments:
 
     Args:
         groups: for each learner device of this process, its groups of environments.
-        seed: seed of the games.
+        game_seed: seed of the games.
         why_new: why the games of a checkpoint could not continue; empty if they do, or there were none.
     """
 
-    def __init__(self, groups: list[list[EnvGroup]], seed: int, why_new: str = ""):
+    def __init__(self, groups: list[list[EnvGroup]], game_seed: int, why_new: str = ""):
         self.groups = groups
-        self.seed = seed
+        self.game_seed = game_seed
         self.why_new = why_new
-        self.finished: list[FinishedGame] = []
+        self._finished: list[FinishedGame] = []
 
     def _all(self) -> list[EnvGroup]:
         return list(itertools.chain(*self.groups))
@@ -80,10 +78,14 @@ class SessionEnvironments:
             items["carry"] = carry
         return items, list(segments)
 
+    def add_finished(self, games: Iterable[FinishedGame]) -> None:
+        """Keeps the games that ended in a rollout, for the next checkpoint."""
+        self._finished.extend(games)
+
     def take_finished(self) -> list[FinishedGame]:
         """Takes the games that have ended since the last call."""
-        finished = self.finished
-        self.finished = []
+        finished = self._finished
+        self._finished = []
         return finished
 
     def close(self) -> None:
@@ -104,52 +106,42 @@ def start_environments(
 ) -> SessionEnvironments:
     """Makes environments in which the games of a checkpoint continue if that is possible; else new games start.
 
+    The traceback of a bug that prevents it is printed, too.
+
     Args:
         seed: seed of the session, from which that of new games derives.
         progress: how far the session has come.
         resumed: the checkpoint that the session resumes from; None for a new session.
         say: receives a line for the user if the games of a checkpoint cannot continue.
     """
-    problem = ""
+    why_new = ""
     if resumed is not None:
-        try:
-            return continue_games(make, env, checkpoints, resumed)
-        except GamesCannotContinue as error:
-            problem = str(error)
-            say(f"new games are started ({problem})")
+        why_new = games_problem(env, resumed.meta)
+        if not why_new:
+            # 0: playing the games again brings the count of steps back. New games continue it.
+            game_seed = resumed.meta["game_seed"]
+            environments = SessionEnvironments(make(game_seed, 0), game_seed)
+            try:
+                environments.resume(*_saved_games(checkpoints, resumed))
+                return environments
+            except Exception as error:  # a hostile item may raise any type; the pool checks every action
+                environments.close()
+                say_traceback(error)
+                why_new = reason(error)
+        say(f"new games are started ({why_new})")
     game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
-    return SessionEnvironments(make(game_seed, progress.steps_per_env), game_seed, problem)
+    return SessionEnvironments(make(game_seed, progress.steps_per_env), game_seed, why_new)
 
 
-class GamesCannotContinue(UserError):
-    """The games of a checkpoint cannot continue; the message is the reason."""
-
-
-def continue_games(
-    make: MakeGroups, env: EnvConfig, checkpoints: Checkpoints, resumed: ResumedCheckpoint
-) -> SessionEnvironments:
-    """Makes environments in which the games of a checkpoint continue.
-
-    Raises:
-        GamesCannotContinue: it has none, they need other environments, or they cannot be played again.
-    """
-    problem = games_problem(env, resumed.meta)
-    if problem:
-        raise GamesCannotContinue(problem)
-    game_seed = resumed.meta["game_seed"]
-    # 0: playing the games again brings the count of steps back. New games continue it.
-    environments = SessionEnvironments(make(game_seed, 0), game_seed)
-    try:
-        saved = GamesInProgress(**checkpoints.restore(resumed.env_steps, item="games"))
-        carry = {}
-        if "carry" in resumed.meta["items"]:
-            carry = checkpoints.restore(resumed.env_steps, item="carry")
-        environments.resume(saved, carry)
-    except Exception as error:  # a damaged or hostile item may raise any type; the pool checks every action
-        _log.info("the games of the checkpoint cannot continue", exc_info=True)
-        environments.close()
-        raise GamesCannotContinue(reason(error)) from error
-    return environments
+def _saved_games(
+    checkpoints: Checkpoints, resumed: ResumedCheckpoint
+) -> tuple[GamesInProgress, dict[str, np.ndarray]]:
+    """The games of a checkpoint, and the carry; see `SessionEnvironments.resume`."""
+    games = GamesInProgress(**checkpoints.restore(resumed.env_steps, item="games"))
+    carry = {}
+    if "carry" in resumed.meta["items"]:
+        carry = checkpoints.restore(resumed.env_steps, item="carry")
+    return games, carry
 
 
 def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:

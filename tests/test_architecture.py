@@ -17,7 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
     "device_report", "update_memory", "random_rollout",
-    "session", "session_parts", "schedules", "provenance", "evaluate", "report", "session_environments", "rollout",
+    "session", "out_of_memory", "schedules", "provenance", "evaluate", "report", "session_environments", "rollout",
     "groups", "learner", "session_arrays", "runs", "devices", "data_parallel", "config_checks",
     "algorithms", "ppo", "update", "algorithm_checks", "minibatches", "algorithm", "categorical", "network_forms",
     "fast", "networks", "network_interface", "layers", "frames",

@@ -14,8 +14,8 @@ from jaxrl_atari.hardware.memory import (
     FRACTION_VARIABLE,
     OLD_FRACTION_VARIABLE,
     apply_memory_fraction,
-    out_of_memory_advice,
 )
+from jaxrl_atari.out_of_memory import out_of_memory_advice
 from jaxrl_atari.update_memory import memory_report
 
 SMALL = Config(

@@ -38,6 +38,7 @@ from jaxrl_atari.errors import ConfigError, Stopped, UserError
 from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.groups import EnvGroup
 from jaxrl_atari.provenance import resume_text
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
@@ -571,6 +572,18 @@ def test_where_games_cannot_go_on_new_ones_are_started(prepare_it, options, prob
     assert re.search(rf"session 0  new games are started \({problem}\)\n", out)
     assert f"resumed at {policy.env_steps} env steps" in out
     assert read_table(copied / "metrics.csv")[: len(logged) - 1] == logged[:-1]
+
+
+def test_games_that_cannot_go_on_for_a_bug_show_its_traceback(copied, capsys, monkeypatch):
+    def buggy(*_):
+        raise LookupError("a bug")
+
+    monkeypatch.setattr(EnvGroup, "resume", buggy)
+    with pytest.raises(Stopped):
+        run_session(TINY, copied, resume=True, stop_requested=lambda: True)
+    output = capsys.readouterr()
+    assert "session 0  new games are started (LookupError: a bug)\n" in output.out
+    assert output.err.startswith("Traceback (most recent call last):\n")
 
 
 @pytest.mark.long
