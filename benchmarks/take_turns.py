@@ -6,6 +6,9 @@
 Both trainings take turns, one iteration each: while one runs, the other is halted (SIGSTOP). A machine whose speed
 drifts over minutes slows both alike, so a ratio is steady where two whole runs differ by 20%. Start-up and
 compilation do not count. The same seed gives both the same games. Linux only.
+
+Run it twice, and take the second result: a process that has compiled its programs is slower than one that has
+read them from the cache (benchmarks/NOTES.md). Several runs tell how much ratios differ from process to process.
 """
 
 import argparse

@@ -16,11 +16,20 @@ import jax
 import pytest
 from user_commands import user_environment
 
+from jaxrl_atari.hardware import jax_settings
 from jaxrl_atari.hardware.cpu import xla_threads
 
 SECONDS_KEPT = 7 * 24 * 3600
 
 jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processes that tests start would inherit
+
+
+@pytest.fixture(autouse=True)
+def no_session_before():
+    """A session takes back the variables that an earlier one has set. Here that would be an earlier test, whose
+    variables have ended with it."""
+    yield
+    jax_settings._changed.clear()
 
 
 @pytest.fixture(autouse=True)
