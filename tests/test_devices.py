@@ -143,6 +143,28 @@ def test_a_session_that_does_not_start_leaves_nothing_to_the_next_one(machine, m
     assert dict(gpus.os.environ) == before | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
+def test_what_the_user_sets_after_a_session_stays(machine, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=A")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.2")  # so that the end of the test removes it
+    monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
+    caches = jax.config.jax_persistent_cache_enable_xla_caches
+    limit_jax(DevicesConfig(gpu=0, memory_fraction=0.3, deterministic=True))
+    jax.config.update("jax_persistent_cache_enable_xla_caches", caches)  # changes no number
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=B")
+    monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
+    limit_jax(DevicesConfig(gpu=0))
+    assert gpus.os.environ["XLA_FLAGS"] == "--xla_dump_to=B"
+    assert gpus.os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
+
+
+def test_the_gpus_of_a_distributed_process_stay_its_own_after_another_session(machine):
+    limit_jax(DevicesConfig(gpu=0))  # a session that does not start
+    limit_jax(DevicesConfig(data_parallel="all"))  # as `join_processes` does, before it joins them
+    jax.config.update("jax_cuda_visible_devices", "2,3")  # as `jax.distributed.initialize` does
+    limit_jax(DevicesConfig(data_parallel="all"))
+    assert jax.config.read("jax_cuda_visible_devices") == "2,3"
+
+
 def test_a_session_after_one_that_has_limited_jax_to_the_cpu(machine):
     limit_jax(DevicesConfig(gpu=False))
     why = r"visible: none; JAX has been limited to the CPU in this process \(devices.gpu = false\)"

@@ -69,19 +69,21 @@ def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how",
+    ("how", "why"),
     [
-        {"FAKE_CUDA_ERROR": "INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY"},
-        {"FAKE_TAKEN_GIB": "23.9"},  # XLA logs each device's error, and raises one that does not name it
+        (
+            {"FAKE_CUDA_ERROR": "INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY"},
+            "too little memory is free on GPU-0",
+        ),
+        # XLA logs each device's error, and raises one that does not name it.
+        ({"FAKE_TAKEN_GIB": "23.9"}, "other processes hold the memory of GPU-0"),
     ],
 )
-def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(how, tmp_path):
+def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(how, why, tmp_path):
     result = FakeMachine(tmp_path).python(*TINY, "--output-dir", tmp_path, **how)
     assert result.returncode == 2
-    assert (
-        "other processes hold the memory of GPU-0; wait for them, lower their devices.memory_fraction"
-        in result.stderr
-    )
+    advice = "wait for other processes, lower their devices.memory_fraction, or choose another GPU"
+    assert f"{why}; {advice}" in result.stderr
     assert "devices.gpu" not in result.stderr  # `evaluate` has `--gpu`, and processes of `distributed` no index
     assert "Traceback" not in result.stderr
 

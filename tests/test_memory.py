@@ -10,7 +10,6 @@ import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware.jax_settings import restore_variables
 from jaxrl_atari.hardware.memory import (
     FRACTION_VARIABLE,
     OLD_FRACTION_VARIABLE,
@@ -54,7 +53,6 @@ def test_the_process_of_a_slot_keeps_one_of_the_two_memory_variables(monkeypatch
     monkeypatch.setenv(OLD_FRACTION_VARIABLE, "0.5")
     apply_memory_fraction(DevicesConfig(memory_fraction=0.4))
     assert (os.environ[FRACTION_VARIABLE], OLD_FRACTION_VARIABLE in os.environ) == ("0.4", False)
-    restore_variables()  # or the next session of this process would do so
 
 
 def test_out_of_memory_becomes_advice():

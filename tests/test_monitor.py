@@ -126,6 +126,9 @@ def test_a_driver_that_hangs_does_not_stop_training(machine, monkeypatch):
         began = time.monotonic()
         assert read_now()["gpu_busy_percent"] == 10  # the newest sample
         assert time.monotonic() - began < 10
+        with pytest.MonkeyPatch.context() as clock:
+            clock.setattr(time, "monotonic", lambda: began + 60)
+            assert math.isnan(read_now()["gpu_busy_percent"])  # nobody has read the GPU for long
         goes_on.set()
 
 

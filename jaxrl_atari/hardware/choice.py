@@ -216,8 +216,8 @@ def start_gpus(chosen: DeviceChoice) -> list[jax.Device]:
         chosen: what `limit_jax` has returned.
 
     Raises:
-        UserError: a GPU has too little free memory for JAX to start. The message has the UUIDs of these GPUs, as
-            each process numbers the GPUs that it sees.
+        UserError: a GPU has too little free memory for JAX to start. The message has UUIDs, as each process
+            numbers the GPUs that it sees.
     """
     if not chosen.gpus:
         return []
@@ -229,9 +229,10 @@ def start_gpus(chosen: DeviceChoice) -> list[jax.Device]:
         full = [gpu for gpu in used if gpu_provider().is_full(gpu)]
         if full or NO_MEMORY.search(str(error)):
             named = ", ".join(gpu.uuid for gpu in full or used)
+            why = "other processes hold the memory of" if full else "too little memory is free on"
             raise UserError(
-                f"JAX cannot start on a GPU ({str(error)[:160]}): other processes hold the memory of {named}; "
-                "wait for them, lower their devices.memory_fraction, or choose another GPU"
+                f"JAX cannot start on a GPU ({str(error)[:160]}): {why} {named}; wait for other processes, lower"
+                " their devices.memory_fraction, or choose another GPU"
             ) from error
         forbid_gpu(f"JAX cannot start on a GPU: {reason(error)}")
         return []

@@ -127,6 +127,7 @@ class NvidiaGpus:
             self._has_limited = True
         elif self._has_limited:  # otherwise it is "all", or what `jax.distributed` has set
             jax_config.update("jax_cuda_visible_devices", "all")
+            self._has_limited = False
         platforms = jax_config.jax_platforms
         if platforms and "cpu" not in platforms:  # where the first parameters are computed
             jax_config.update("jax_platforms", f"{platforms},cpu")

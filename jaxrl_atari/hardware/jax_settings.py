@@ -1,7 +1,7 @@
 """JAX's settings: its config, the settings that change numbers, and whether JAX has started."""
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend
@@ -24,20 +24,36 @@ NUMERIC = {
 }
 """Settings of JAX that change numbers -> JAX's defaults."""
 
-_changed: dict[str, str | None] = {}
-"""Environment variables that `set_variable` has changed -> their values before; None if they were not set."""
+
+class ChangedVariable(NamedTuple):
+    """An environment variable that `set_variable` has changed. None: it was, or is, not set."""
+
+    before: str | None
+    ours: str | None
+
+
+_changed: dict[str, ChangedVariable] = {}
+"""By name."""
 
 
 def set_variable(name: str, value: str | None) -> None:
     """Sets an environment variable for a session; None removes it. `restore_variables` undoes it."""
-    _changed.setdefault(name, os.environ.get(name))
+    current = os.environ.get(name)
+    changed = _changed.get(name)
+    before = changed.before if changed and changed.ours == current else current
+    _changed[name] = ChangedVariable(before, value)
     _write_variable(name, value)
 
 
 def restore_variables() -> None:
-    """Gives the variables that `set_variable` has changed the values that they had before."""
+    """Gives the variables that `set_variable` has changed the values that they had before.
+
+    What somebody else has set since then stays.
+    """
     while _changed:
-        _write_variable(*_changed.popitem())
+        name, changed = _changed.popitem()
+        if os.environ.get(name) == changed.ours:
+            _write_variable(name, changed.before)
 
 
 def _write_variable(name: str, value: str | None) -> None:

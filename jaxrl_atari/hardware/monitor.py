@@ -3,6 +3,7 @@
 import contextlib
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -61,7 +62,8 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
 
     The block gets a function. Each call of the function returns these columns, which runs/columns.py defines:
 
-    - the columns of `GPU_COLUMNS`: means of the samples since the last call, or else the newest sample
+    - the columns of `GPU_COLUMNS`: means of the samples since the last call, or else the newest sample, if it is
+      not older than 10 seconds
     - `cpu_percent`: CPU use of this process since the last call; 100 is one core
     - `rss_gib`: memory of this process now
 
@@ -75,18 +77,23 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     used = {provider.index(device) for device in devices if device.platform == "gpu"}
     uuids = [gpu.uuid for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
     process = psutil.Process()
-    samples = deque([read_gpus(uuids) if uuids else [math.nan] * len(GPU_COLUMNS)])
+    unknown = [math.nan] * len(GPU_COLUMNS)
+    samples = deque([read_gpus(uuids) if uuids else unknown])
     recent: list[list[float]] = []
+    sampled_at = time.monotonic()
     end = threading.Event()
     process.cpu_percent()  # counts from here
 
     def run() -> None:
+        nonlocal sampled_at
         while not end.wait(1.0):
             samples.append(read_gpus(uuids))
+            sampled_at = time.monotonic()
 
     def read() -> dict[str, float]:
         nonlocal recent
-        recent = [samples.popleft() for _ in range(len(samples))] or recent[-1:]
+        newest = recent[-1:] if time.monotonic() - sampled_at < 10 else [unknown]
+        recent = [samples.popleft() for _ in range(len(samples))] or newest
         gpus = {
             name: mean_of_known(values)
             for name, values in zip(GPU_COLUMNS, zip(*recent, strict=True), strict=True)
