@@ -20,11 +20,11 @@ from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.hardware.tuning import compile_clock
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics, make_learner
 from jaxrl_atari.network_forms import make_networks
 from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.out_of_memory import out_of_memory_advice
+from jaxrl_atari.process_tuning import compile_clock
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment

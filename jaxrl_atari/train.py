@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import say
+from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import is_run
 

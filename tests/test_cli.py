@@ -550,7 +550,7 @@ def test_an_unusable_config_file(tmp_path, text, message):
 
 def configured(before="pass", after="pass", **variables):
     """The lines of `tune_process()` in a fresh process, in which only `variables` are set."""
-    code = f"import os, jax; from jaxrl_atari.hardware.tuning import tune_process; {before}"
+    code = f"import os, jax; from jaxrl_atari.process_tuning import tune_process; {before}"
     code += "; print(*tune_process(), sep='\\n')"
     unset = "unset JAX_COMPILATION_CACHE_DIR JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS XDG_CACHE_HOME HOME; "
     given = "".join(f"export {name}={value}; " for name, value in variables.items())

@@ -18,7 +18,7 @@ COMPILE = """
 import warnings
 warnings.simplefilter("error")
 import jax
-from jaxrl_atari.hardware.tuning import tune_process
+from jaxrl_atari.process_tuning import tune_process
 print(*tune_process(), sep="\\n")
 jax.jit(lambda x: 3 * x + 1)(2.0), jax.jit(lambda x, y: x - y)(2.0, 1.0)
 """
@@ -106,7 +106,7 @@ def test_a_cpu_quota_of_a_container_is_read(tmp_path, own, files, expected):
 QUOTA = """
 from jaxrl_atari.envs import process_threads
 from jaxrl_atari.hardware import cpu
-from jaxrl_atari.hardware.tuning import tune_process
+from jaxrl_atari.process_tuning import tune_process
 cpu.cpu_quota, cpu.usable_cores = lambda: 1.5, lambda: 8
 print(*tune_process(), process_threads(), sep="\\n")
 """
@@ -124,7 +124,7 @@ def test_a_quota_limits_the_emulator_threads_unless_the_user_has_chosen(tmp_path
 
 MALLOC = """
 import ctypes
-from jaxrl_atari.hardware.tuning import tune_process
+from jaxrl_atari.process_tuning import tune_process
 set_parameters = []
 class Library:
     gnu_get_libc_version = None

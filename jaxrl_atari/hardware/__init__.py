@@ -1,4 +1,4 @@
-"""The machine: its CPU, its GPUs, their memory, and the settings of a process.
+"""The machine: its CPU, its GPUs and their memory, and the settings of JAX.
 
 | module | content |
 |---|---|
@@ -10,7 +10,6 @@
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
 | jax_settings | settings of JAX and XLA that change numbers, and whether JAX has started |
-| tuning | memory, emulator threads and compiled programs of a process; none of it changes numbers |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.
 """

@@ -27,8 +27,8 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.jax_settings import jax_config
-from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.output import counted
+from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.trials.launch import (
     POLL_SECONDS,
     STOPPING,

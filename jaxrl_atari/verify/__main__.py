@@ -20,10 +20,10 @@ from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, VerificationFailed, require
-from jaxrl_atari.hardware.tuning import tune_process
 from jaxrl_atari.imports import WithImports, import_named
 from jaxrl_atari.option_forms import ENV_STEPS, SESSION_NUMBERS, RunDir
 from jaxrl_atari.output import say
+from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
 from jaxrl_atari.runs.verification import try_write_verification
