@@ -73,7 +73,7 @@ def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     if not visible.gpus and visible.fault is None:
         say(f"no GPU: {visible.why_none}")
 
-    for option in ("auto", True, False, *range(len(visible.gpus))):
+    for option in ("auto", True, False, *range(len(visible.in_one_process))):
         device = _session_device(option, visible, gpus, full)
         say(f"devices.gpu = {str(option).lower():6}{device}")
     all_work = not problems
