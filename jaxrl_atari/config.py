@@ -286,13 +286,14 @@ class NetworkConfig:
     LSTM of 256 units), or one that your own code has registered (docs/idea.md)."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the torso. `auto`: bfloat16 where only CPUs with AVX512-BF16 learn and act, unless `conv` is
-    `plain`; else float32. It is the same for every network. Parameters, heads and losses are always float32. On a
-    GPU from Ampere on, `float32` convolutions compute in TF32."""
+    `plain`; else float32. It is the same for every network. Evaluations choose by the device that evaluates.
+    Parameters, heads and losses are always float32. On a GPU from Ampere on, `float32` convolutions compute in
+    TF32."""
     conv: Literal["auto", "plain", "layers", "by_hand"] = "auto"
     """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU); `layers` (those of `layers.Conv` for
     CPUs); `by_hand` (as `layers`, but where only CPUs learn and act, the convolutions of `nature` and
     `nature_lstm` are matrix products, written by hand); or `auto`: `by_hand` where only CPUs learn and act, else
-    `plain`. Results agree up to rounding."""
+    `plain`. Results agree up to rounding, in the same `compute_dtype`."""
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,9 @@ class EnvGroup:
         first_env: int = 0,
         check: bool = False,
     ):
+        self.newest: EnvStep
+        self.episodes: EpisodeCounter
+        self.past: Past
         self.first_env = first_env
         self.pool = pool
         self.device = device

@@ -134,10 +134,14 @@ class Learner:
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; not finite if one of them is not."""
-        return float(jax.device_get(_norm(self.state.params)))
+        params = self._parallel.local_part(self._state.params, 0)
+        return float(jax.device_get(_norm(params)))
 
     def acting_params(self) -> list[Any]:
-        """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
+        """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`.
+
+        It is valid until the next `update`, which may consume it.
+        """
         newest = [self._parallel.local_part(self._state.params, number) for number in range(len(self.actors))]
         return self.to_actors(newest)
 
@@ -161,7 +165,8 @@ class OverlappedLearner:
     the train state first waits for the update.
 
     An error in an update is raised by whatever waits for it: the function that returns its metrics, the next
-    `update`, or a reader of the train state. All later calls raise it again, as the state may have been consumed.
+    `update`, or a reader of the train state. Each later call of these raises it again, as the state may have been
+    consumed.
 
     Args:
         learner: it is used only through this object from now on.
