@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import optax
 from flax.core import FrozenDict
 
+from jaxrl_atari import traced_options  # noqa: F401  makes PPOConfig a pytree, which `jit` takes
 from jaxrl_atari.config import Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require
 from jaxrl_atari.network_interface import Apply, Observation

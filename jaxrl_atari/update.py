@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxrl_atari import traced_options  # noqa: F401  makes PPOConfig a pytree, which `jit` takes
 from jaxrl_atari.algorithm import ONE_DEVICE, Algorithm, Mean, Metrics, Minibatch, Rollout, Shard, TrainState
 from jaxrl_atari.algorithm_checks import (
     as_floats,

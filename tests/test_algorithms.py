@@ -2,6 +2,8 @@
 
 import dataclasses
 import re
+import subprocess
+import sys
 from functools import partial
 from typing import Any
 
@@ -872,3 +874,13 @@ def test_an_observation_of_a_feed_forward_network_needs_no_carry():
     outputs = network.apply(params, Observation(jnp.zeros((2, 84, 84, 4), jnp.uint8)))
     assert outputs.carry == ()
     assert outputs.features.shape == (2, 32)
+
+
+def test_options_can_be_arguments_of_a_compiled_function_wherever_they_come_from():
+    """In a process that has imported nothing but `algorithm`."""
+    code = (
+        "import jax; from jaxrl_atari.algorithm import resolved_options; from jaxrl_atari.config import Config\n"
+        "print(jax.jit(lambda options: options.gamma)(resolved_options(Config())))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(result.stdout) == pytest.approx(Config().ppo.gamma)
