@@ -8,6 +8,7 @@ from simulated_gpus import SimulatedGpus, simulated
 
 from jaxrl_atari import device_report
 from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import gpus
@@ -155,6 +156,19 @@ def test_what_the_user_sets_after_a_session_stays(machine, monkeypatch):
     limit_jax(DevicesConfig(gpu=0))
     assert gpus.os.environ["XLA_FLAGS"] == "--xla_dump_to=B"
     assert gpus.os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
+
+
+def test_sessions_side_by_side_do_not_inherit_what_an_earlier_session_has_set(machine, monkeypatch):
+    for name in ("XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION"):
+        monkeypatch.setenv(name, "")  # so that the end of the test removes it
+        monkeypatch.delenv(name)
+    caches = jax.config.jax_persistent_cache_enable_xla_caches
+    limit_jax(DevicesConfig(gpu=0, memory_fraction=0.9, deterministic=True))
+    jax.config.update("jax_persistent_cache_enable_xla_caches", caches)  # changes no number
+    config = set_fields(Config(), {"devices.gpu": 0, "trial.parallel": 2})
+    (slot,) = plan_slots(config, sessions=2).slots
+    assert slot.variables["XLA_CLIENT_MEM_FRACTION"] == "0.45"
+    assert not {"XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION"} & set(gpus.os.environ)
 
 
 def test_the_gpus_of_a_distributed_process_stay_its_own_after_another_session(machine):

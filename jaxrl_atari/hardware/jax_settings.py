@@ -1,4 +1,4 @@
-"""JAX's settings: its config, the settings that change numbers, and whether JAX has started."""
+"""JAX's settings: its config and environment variables, what changes numbers, and whether JAX has started."""
 
 import os
 from typing import Any, NamedTuple
