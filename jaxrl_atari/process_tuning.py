@@ -128,19 +128,26 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
     """Removes programs that cannot be read, of those written since the last start. Returns a line if it found any.
 
     A full disk truncates programs. JAX warns of a damaged one and compiles it again, but never replaces the file.
-    Programs that another process may still be writing are left to the next start.
+    Programs that another process may still be writing are left to the next start. In a folder that several users
+    share, the owner of the file `checked` does this.
     """
     checked = folder / "checked"
     since = checked.stat().st_mtime if checked.exists() else 0.0
-    checked.touch()
-    now = checked.stat().st_mtime  # on the clock of the file system
+    try:
+        checked.touch()
+        now = checked.stat().st_mtime  # on the clock of the file system
+        until = now - SECONDS_TO_WRITE
+        os.utime(checked, (until, until))  # the next start checks what is newer
+    except PermissionError:
+        if os.access(folder, os.W_OK) and checked.exists():  # another user owns it
+            return []
+        raise
     if since > now:  # the clock was set back, so newer files look older
         since = 0.0
-    until = now - SECONDS_TO_WRITE
-    os.utime(checked, (until, until))  # the next start checks what is newer
     damaged = []
     for path in folder.glob("*-cache"):
-        with contextlib.suppress(FileNotFoundError):  # removed by another process that starts
+        # Removed by another process that starts, or of another user, who keeps it to himself.
+        with contextlib.suppress(FileNotFoundError, PermissionError):
             if not since <= path.stat().st_mtime < until:
                 continue
             if _is_damaged(path.read_bytes()):

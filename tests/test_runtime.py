@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from fake_cuda import python
@@ -54,6 +56,31 @@ def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
     os.utime(folder / "checked", 2 * (time.time() - 2 * started_before,))
     os.utime(folder / "of a process that writes it-cache", 2 * (time.time() - started_before,))
     assert started() == ["damaged programs removed from the cache, to be compiled again: 1"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_users_share_a_cache():
+    """One has written programs that only he may read; another one may write to the folder."""
+    code = (
+        "import os; from jaxrl_atari.process_tuning import tune_process; os.umask(0); os.setuid(54_321);"
+        "print(*tune_process())"
+    )
+    with tempfile.TemporaryDirectory() as cache:
+        folder = Path(cache) / f"threads_{xla_threads()}"
+        folder.mkdir()
+        for path in (Path(cache), folder):
+            path.chmod(0o777)
+        for name, mode in {"checked": 0o644, "somebody-cache": 0o600}.items():
+            (folder / name).touch()
+            (folder / name).chmod(mode)
+            os.utime(folder / name, 2 * (time.time() - 3_600,))
+        kept = f"compiled programs are kept in {folder}"
+        assert kept in python("-c", code, JAX_COMPILATION_CACHE_DIR=cache).stdout
+        (folder / "checked").unlink()
+        assert kept in python("-c", code, JAX_COMPILATION_CACHE_DIR=cache).stdout
+        (folder / "checked").unlink()
+        folder.chmod(0o755)
+        assert f"{folder} cannot be written to" in python("-c", code, JAX_COMPILATION_CACHE_DIR=cache).stdout
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,8 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
     """Limits JAX to the devices that a session uses, so that no other GPU gets a context or an array.
 
     It also sets the memory fraction and the flags of `devices.deterministic`. Until JAX has started, a later call
-    replaces the limit and the settings of an earlier one. Afterwards JAX keeps the devices that it has.
+    replaces a limit to some GPUs and the settings of an earlier one; a limit to the CPU stays. Afterwards JAX
+    keeps the devices that it has.
 
     Raises:
         ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings. Nothing has

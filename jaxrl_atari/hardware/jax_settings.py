@@ -26,14 +26,14 @@ NUMERIC = {
 
 
 class ChangedVariable(NamedTuple):
-    """An environment variable that `set_variable` has changed. None: it was, or is, not set."""
+    """The values of an environment variable that `set_variable` has changed. None where it is not set."""
 
     before: str | None
     ours: str | None
 
 
 _changed: dict[str, ChangedVariable] = {}
-"""By name."""
+"""The variables that are changed now, by name."""
 
 
 def set_variable(name: str, value: str | None) -> None:
