@@ -73,7 +73,7 @@ def forms(tree: Any) -> dict[str, str]:
 
 
 def as_floats(metrics: Metrics) -> Metrics:
-    """The metrics of one function as float32, in which their means over gradient steps are taken.
+    """The metrics of one function as float32, in which their means over gradient steps are taken. float64 stays.
 
     Raises:
         ConfigError: they are no dict, or one of them is not a single number, or has a name of `OWN_METRICS`.
@@ -86,7 +86,8 @@ def as_floats(metrics: Metrics) -> Metrics:
         shape = jnp.shape(value)
         require(shape == (), "metric", name, expected, f"its shape is {shape}")
     check_names(metrics.keys(), OWN_METRICS)
-    return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+    types = {name: jnp.promote_types(jnp.result_type(value), jnp.float32) for name, value in metrics.items()}
+    return {name: jnp.asarray(value, types[name]) for name, value in metrics.items()}
 
 
 def check_names(names: Set[str], taken: Set[str]) -> None:
