@@ -168,7 +168,10 @@ def test_sessions_side_by_side_do_not_inherit_what_an_earlier_session_has_set(ma
     config = set_fields(Config(), {"devices.gpu": 0, "trial.parallel": 2})
     (slot,) = plan_slots(config, sessions=2).slots
     assert slot.variables["XLA_CLIENT_MEM_FRACTION"] == "0.45"
-    assert not {"XLA_FLAGS", "XLA_CLIENT_MEM_FRACTION"} & set(gpus.os.environ)
+    # This process keeps them: they say how JAX has started here.
+    monkeypatch.setattr(jax.extend.backend, "backends", lambda: dict.fromkeys(["cpu", "cuda"]))
+    limit_jax(DevicesConfig(gpu=0, memory_fraction=0.9, deterministic=True))
+    jax.config.update("jax_persistent_cache_enable_xla_caches", caches)
 
 
 def test_the_gpus_of_a_distributed_process_stay_its_own_after_another_session(machine):

@@ -96,6 +96,26 @@ def test_sessions_side_by_side_start_cuda_with_their_shares_and_their_parent_doe
     assert [settings[FRACTION_VARIABLE] for settings in machine.started] == ["0.45", "0.45"]
 
 
+@pytest.mark.long
+def test_sessions_side_by_side_start_cuda_without_the_settings_of_an_earlier_session(tmp_path):
+    """They are those of the user, whatever a session of the same process has set for itself."""
+    machine = FakeMachine(tmp_path)
+    code = (
+        "import os, sys; from jaxrl_atari import train; from jaxrl_atari.devices import *;"
+        "from jaxrl_atari.hardware.choice import limit_jax\n"
+        "if __name__ == '__main__':\n"
+        "    limit_jax(DevicesConfig(memory_fraction=0.9, deterministic=True)); train.main(sys.argv[1:])"
+    )
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    options = [*TINY[2:], "--output-dir", tmp_path, "--sessions", 2, "--trial.parallel", 2]
+    result = machine.python(script, *options, XLA_FLAGS="--xla_cpu_enable_fast_math=false")
+    assert len(machine.started) == 2, result.stderr
+    for settings in machine.started:
+        assert settings[FRACTION_VARIABLE] == "0.45"
+        assert settings["XLA_FLAGS"] == "--xla_cpu_enable_fast_math=false"
+
+
 def test_a_session_from_python_starts_only_its_gpus(tmp_path):
     machine = FakeMachine(tmp_path, gpus=3)
     code = (

@@ -42,21 +42,26 @@ def set_variable(name: str, value: str | None) -> None:
     changed = _changed.get(name)
     before = changed.before if changed and changed.ours == current else current
     _changed[name] = ChangedVariable(before, value)
-    _write_variable(name, value)
+    write_variable(name, value)
+
+
+def values_before() -> dict[str, str | None]:
+    """The values that variables had before `set_variable` changed them: those for another process.
+
+    Variables that somebody else has changed since then are left out.
+    """
+    return {name: changed.before for name, changed in _changed.items() if os.environ.get(name) == changed.ours}
 
 
 def restore_variables() -> None:
-    """Gives the variables that `set_variable` has changed the values that they had before.
-
-    What somebody else has set since then stays.
-    """
-    while _changed:
-        name, changed = _changed.popitem()
-        if os.environ.get(name) == changed.ours:
-            _write_variable(name, changed.before)
+    """Gives variables their `values_before`. JAX must not have started: the variables say how it has started."""
+    for name, value in values_before().items():
+        write_variable(name, value)
+    _changed.clear()
 
 
-def _write_variable(name: str, value: str | None) -> None:
+def write_variable(name: str, value: str | None) -> None:
+    """Sets an environment variable; None removes it."""
     if value is None:
         os.environ.pop(name, None)
     else:

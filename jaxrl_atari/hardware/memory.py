@@ -6,7 +6,7 @@ import re
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import require_not_started, set_variable
+from jaxrl_atari.hardware.jax_settings import require_not_started, set_variable, values_before
 
 FRACTION_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -36,7 +36,7 @@ def memory_fraction(
         advice: what makes fewer processes share the GPU, for the errors.
 
     Returns:
-        The fraction. None: JAX's default (75%), or what the user has set in the environment.
+        The fraction for a new process. None: JAX's default (75%), or what the user has set in the environment.
 
     Raises:
         ConfigError: the GPU is too small for so many processes, or the fractions add up to more than 1.
@@ -47,7 +47,9 @@ def memory_fraction(
         hint = f"lower it, or {advice}"
         require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, hint)
         return fraction
-    if sharing == 1 or {FRACTION_VARIABLE, OLD_FRACTION_VARIABLE} & os.environ.keys():
+    environment = {**os.environ, **values_before()}  # of the user, without what an earlier session has set
+    has_own = any(environment.get(name) is not None for name in (FRACTION_VARIABLE, OLD_FRACTION_VARIABLE))
+    if sharing == 1 or has_own:
         return None
     fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
     of_memory = f"{total / 2**30:.0f} GiB" if total else "the GPU's memory"

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.jax_settings import jax_config
+from jaxrl_atari.hardware.jax_settings import jax_config, values_before, write_variable
 from jaxrl_atari.output import counted
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.trials.launch import (
@@ -247,7 +247,8 @@ class _Child:
         self._output, write_output = _SPAWN.Pipe(duplex=False) if captured else (None, None)
         # The ends for writing stay open here too: without a writer, `poll` would announce an end of file.
         self._kept_open = write_messages, write_output
-        arguments = (train, job, variables, write_messages, write_output)
+        # Without what an earlier session of this process has set for JAX.
+        arguments = (train, job, {**values_before(), **variables}, write_messages, write_output)
         self.process = _SessionProcess(
             target=_run, args=arguments, name=f"{_PROCESS_NAME} {job.session}", daemon=True
         )
@@ -304,12 +305,17 @@ def _signal_name(number: int) -> str:
 
 
 def _run(
-    train: Train, job: Job, variables: Mapping[str, str], messages: Connection, output: Connection | None
+    train: Train, job: Job, variables: Mapping[str, str | None], messages: Connection, output: Connection | None
 ) -> None:
-    """Trains a job in its process. JAX has been imported, but has not started."""
+    """Trains a job in its process. JAX has been imported, but has not started.
+
+    Args:
+        variables: environment variables; None removes one.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    os.environ.update(variables)
+    for name, value in variables.items():
+        write_variable(name, value)
     if output is not None:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)

@@ -9,7 +9,6 @@ from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
 from jaxrl_atari.hardware.choice import choose_devices, divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
-from jaxrl_atari.hardware.jax_settings import restore_variables
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
 
 
@@ -47,8 +46,6 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
-    # The processes of sessions inherit the user's environment, and not what an earlier session here has set.
-    restore_variables()
     division = divide_gpus(config.devices)
     blocks = division.blocks[:sessions]
     parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
