@@ -31,7 +31,7 @@ import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.fast import nature_features
-from jaxrl_atari.fast.programs import why_not_by_hand
+from jaxrl_atari.fast.programs import features_by_hand, why_not_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import Conv
@@ -123,9 +123,8 @@ def _by_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network
 
 def _with_features_by_hand(module: nn.Module, dtype: jnp.dtype, advice: str, device_class: DeviceClass) -> Network:
     """The third form: the module with features of `fast/`, in chunks that suit the class of device."""
-    features = partial(
-        nature_features.features, dtype=dtype, chunk=nature_features.chunk_size(device_class, dtype)
-    )
+    chunk = nature_features.chunk_size(device_class, dtype)
+    features = features_by_hand(partial(nature_features.features, dtype=dtype, chunk=chunk))
     return Network(
         init=partial(init_params, module),
         apply=partial(apply_module, module.clone(features_by_hand=features)),

@@ -72,9 +72,9 @@ class Outputs(NamedTuple):
     """Any pytree of arrays [N, ...]: what else a loss of your own needs, such as a second value."""
 
 
-FeaturesByHand = Callable[[Any, jax.Array], jax.Array]
-"""Computes what `networks.NatureFeatures` computes: the network's parameters, and stacks uint8 [N, H, W, 4 * C] in
-the layout of its `Network` -> float32 [N, 512]."""
+FeaturesByHand = Callable[[nn.Module, jax.Array], jax.Array]
+"""Computes what `networks.NatureFeatures` computes: that module, and stacks uint8 [N, H, W, 4 * C] in the layout
+of the `Network` -> float32 [N, 512]."""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ class NatureFeatures(nn.Module):
     def __call__(self, stacks: Any) -> jax.Array:
         """What the network was called with, uint8 [N, 84, 84, 4] or `HiddenStacks` -> float32 [N, 512]."""
         if self.by_hand is not None:
-            return self.by_hand(self.variables["params"], stacks.array)
+            return self.by_hand(self, stacks.array)
         torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
         return hidden_layer(in_chunks(torso, self, stacks), 512, self.dtype)
 
@@ -181,7 +181,7 @@ def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax
     Returns:
         Outputs float32 [N, features], and the carry after the last step.
     """
-    num_envs = jax.tree.leaves(carry)[0].shape[0]  # not `len`, because `fast/programs.py` makes it a symbol
+    num_envs = len(jax.tree.leaves(carry)[0])
     steps = jax.tree.map(lambda y: y.reshape(-1, num_envs, *y.shape[1:]), (x, first))
     over_steps = nn.scan(LSTMStep, variable_broadcast="params", split_rngs={"params": False})
     carry, outputs = over_steps(features, name="lstm")(carry, steps)

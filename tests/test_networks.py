@@ -21,6 +21,7 @@ from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.fast import nature_features
+from jaxrl_atari.fast.programs import features_by_hand
 from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
@@ -179,7 +180,7 @@ def shipped(name, dtype="float32", conv="plain"):
 
 def products(chunk, dtype="float32"):
     """The Nature network with features of `nature_features`, on stacks of images."""
-    features = partial(nature_features.features, dtype=jnp.dtype(dtype), chunk=chunk)
+    features = features_by_hand(partial(nature_features.features, dtype=jnp.dtype(dtype), chunk=chunk))
     module = NatureActorCritic(ACTIONS, jnp.dtype(dtype), features_by_hand=features)
     return lambda params, x: apply_module(module, params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))))[:2]
 
@@ -373,7 +374,18 @@ def sharper_on_cpus(self, stacks):
     return outputs._replace(logits=1.1 * outputs.logits) if self.for_cpu else outputs
 
 
-@pytest.mark.parametrize("call", [sharper, other_features, stopped, one_more_layer, sharper_on_cpus])
+@nn.compact
+def other_for_some(self, stacks):
+    """Other heads for 2 to 9 samples, as a user may write it."""
+    features = networks.nature_features(self, stacks)
+    x = features.reshape(len(features), -1)
+    return networks.heads(1.1 * x if 2 <= len(x) < 10 else x, self.num_actions)
+
+
+EDITS_BEHIND = [sharper, other_features, stopped, one_more_layer, sharper_on_cpus, other_for_some]
+
+
+@pytest.mark.parametrize("call", EDITS_BEHIND)
 def test_an_edit_behind_the_features_keeps_them_by_hand(call, monkeypatch):
     """And it is computed."""
     monkeypatch.setattr(networks, "NatureActorCritic", edited(call))
@@ -419,20 +431,6 @@ def and_a_pixel(self, stacks):
 
 
 @nn.compact
-def other_for_many(self, stacks):
-    """Other features for more than 32 samples."""
-    features = networks.nature_features(self, stacks)
-    return networks.heads(1.1 * features if len(features) > 32 else features, self.num_actions)
-
-
-@nn.compact
-def other_for_some(self, stacks):
-    """Other features for 33 to 99 samples."""
-    features = networks.nature_features(self, stacks)
-    return networks.heads(1.1 * features if 32 < features.shape[0] < 100 else features, self.num_actions)
-
-
-@nn.compact
 def other_name(self, stacks):
     x = networks.nature_torso(stacks, self.dtype, self.for_cpu).reshape(stacks.shape[0], -1)
     return networks.heads(
@@ -446,8 +444,8 @@ def array_called_dense(self, stacks):
     return networks.heads(x[:, :8], self.num_actions)
 
 
-EDITED = "the features of Again, or a layer of them, were edited: training is slower than with jaxrl_atari.fast."
-NOT_COMPARED = "cannot be compared with the features by hand ("
+EDITED = "networks.NatureFeatures, or a layer of it, was edited: training is slower than with jaxrl_atari.fast."
+NOT_BY_HAND = "the features of {} cannot be computed by hand ("
 
 
 def edited_features(**changes):
@@ -459,6 +457,9 @@ def edited_features(**changes):
         return type("Again", (NatureActorCritic,), {})  # another class, because the programs of one are kept
 
     return edit
+
+
+torso, hidden_layer = networks.nature_torso, networks.hidden_layer
 
 
 def of_size(**sizes):
@@ -473,11 +474,35 @@ def of_size(**sizes):
     return edited_features(nature_torso=torso)
 
 
+def other_for_many(x, n, dtype):
+    """Another hidden layer for more than 32 samples."""
+    return (1.1 if len(x) > 32 else 1.0) * hidden_layer(x, n, dtype)
+
+
+def other_torso_for_some(x, dtype, for_cpu):
+    """Another torso for 33 to 99 samples."""
+    return (1.1 if 32 < x.shape[0] < 100 else 1.0) * torso(x, dtype, for_cpu)
+
+
+def edited_copy(_monkeypatch):
+    """A network with a copy of `NatureFeatures`, as in a copy of networks.py, which was edited."""
+
+    class NatureFeatures(networks.NatureFeatures):
+        def __call__(self, stacks):
+            features = super().__call__(stacks)
+            return features if self.by_hand else 1.1 * features
+
+    @nn.compact
+    def call(self, stacks):
+        features = NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
+        nn.share_scope(self, features)
+        return networks.heads(features(stacks), self.num_actions)
+
+    return edited(call)
+
+
 def edited_call(call):
     return lambda monkeypatch: edited(call)
-
-
-torso, hidden_layer = networks.nature_torso, networks.hidden_layer
 
 
 @pytest.mark.parametrize(
@@ -496,10 +521,15 @@ torso, hidden_layer = networks.nature_torso, networks.hidden_layer
         # In float32 what it was, so that only a comparison in the arithmetic in force sees it.
         (edited_features(hidden_layer=lambda x, n, dtype: hidden_layer(x, n, jnp.float32)), "amx cpu", EDITED),
         (edited_call(narrow), "cpu", "the gradients of conv1 are many times slower"),
-        (edited_call(brighter), "cpu", f"Edited {NOT_COMPARED}TypeError: "),
-        (edited_call(and_a_pixel), "cpu", f"Edited {NOT_COMPARED}TypeError: "),
-        (edited_call(other_for_many), "cpu", f"Edited {NOT_COMPARED}TypeError: "),
-        (edited_call(other_for_some), "cpu", "'samples' > '32' is inconclusive.): training is slower"),
+        (edited_call(brighter), "cpu", NOT_BY_HAND.format("Edited") + "TypeError: "),
+        (edited_call(and_a_pixel), "cpu", NOT_BY_HAND.format("Edited") + "TypeError: "),
+        (edited_features(hidden_layer=other_for_many), "cpu", NOT_BY_HAND.format("Again") + "TypeError: "),
+        (
+            edited_features(nature_torso=other_torso_for_some),
+            "cpu",
+            "'samples' > '32' is inconclusive.): training is",
+        ),
+        (edited_copy, "cpu", "networks.NatureFeatures alone, not for a copy of it): training is slower"),
     ],
 )
 def test_an_edit_of_the_features_is_what_a_cpu_computes(edit, device_class, said, monkeypatch):
@@ -549,7 +579,8 @@ def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):
     monkeypatch.setattr(networks, "NatureActorCritic", type("Again", (NatureActorCritic,), {}))  # none is kept
     network = make_network(NetworkConfig(), ACTIONS, "cpu")
     assert not by_hand(network)
-    assert f"Again {NOT_COMPARED}NotImplementedError: no such): training is slower than with" in network.advice
+    expected = NOT_BY_HAND.format("Again") + "NotImplementedError: no such): training is slower than with"
+    assert expected in network.advice
     assert "edited" not in network.advice
 
 

@@ -23,7 +23,7 @@ when a network is made, it is compared with `features_as_shipped`. The compariso
 **How to read it.** First the top of `layers.py`, which names what XLA's CPU backend does badly. Then
 `nature_features.py`, which begins with the equations and small pictures of its data.
 
-**What it costs.** 575 lines here. Elsewhere: the rules and arrangements of data at the end of `layers.py`, a
+**What it costs.** 590 lines here. Elsewhere: the rules and arrangements of data at the end of `layers.py`, a
 second layout of frames (`frames.BLOCKED`, `arrange_stacks`, `map_images`), the field `features_by_hand` and
 `HiddenStacks`, `Network.acting_params`, the third form in `network_forms.py`, and a rule for authors of a loss
 that changes pictures (docs/idea.md).

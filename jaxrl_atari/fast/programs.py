@@ -1,23 +1,24 @@
-"""Whether a network's features are still those that `nature_features.py` computes: a comparison of programs.
+"""Whether the features of a network can be computed by hand: a comparison of programs, and a trial.
 
-`features_as_shipped` computes these features in a few lines. It uses no layer of this package, so that an edit of
-one, as of `layers.Conv`, changes the network's features and not these. Two programs of the network are compared:
-with its own features, and with `features_as_shipped` in their place. The rest of the network is the same in both.
-Before, the shapes of the kernels are compared, which both programs take from the parameters.
+**The comparison** says whether `networks.NatureFeatures` still computes what `nature_features.py` computes.
+`features_as_shipped` computes it in a few lines. It uses no layer of this package, so that an edit of one, as of
+`layers.Conv`, changes `NatureFeatures` and not this function. First the shapes of the kernels are compared, and
+then the programs that JAX makes of the two. (It makes them in less than a second. To compare numbers, it would
+have to compile the programs as well.)
 
-Why programs and not numbers: JAX makes these programs in less than a second. To compare outputs and gradients it
-would have to compile them, too.
-
-The number of samples is a symbol, so programs are compared for all numbers at once. A network that treats few
-samples and many differently is then not taken for one with the features as shipped. A single sample, which
-broadcasts, is compared too. Two kinds of edit of the features are not noticed, and `nature_features.py` still
-computes them as they were:
+The number of samples is a symbol, so programs are compared for all numbers at once: an edit that treats few
+samples and many differently is noticed. A single sample, which broadcasts, is compared too. Two kinds of edit are
+not noticed, and `nature_features.py` still computes the features as they were:
 
 - a test for one particular number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
-- an edit under `if self.for_cpu`: the network is compared in the form that a GPU runs, in which this is false. To
+- an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false. To
   try such an edit, move it out of the branch.
+
+**The trial** says whether a network can be used with features by hand. It cannot if it reads the pixels itself, or
+if it has an edited copy of `NatureFeatures`.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -28,36 +29,54 @@ from flax.traverse_util import flatten_dict
 from jax import lax
 
 from jaxrl_atari.fast.nature_features import KERNELS
-from jaxrl_atari.network_interface import Observation, Outputs, apply_module, empty_observation, init_params
+from jaxrl_atari.frames import FRAME_SIZE, STACK
+from jaxrl_atari.network_interface import FeaturesByHand, apply_module, empty_observation, init_params
+from jaxrl_atari.networks import NatureFeatures
+
+Features = Callable[[Any, jax.Array], jax.Array]
+"""Parameters, stacks -> features."""
 
 
 def why_not_by_hand(module: Any) -> str:
-    """Why `nature_features.py` does not compute the features of this network; empty if it does.
+    """Why the features of this network cannot be computed by hand; empty if they can.
 
     Args:
-        module: with the fields of a network; its `for_cpu` is false, and its `features_by_hand` is None.
+        module: with the fields of a network; its `features_by_hand` is None.
 
     Returns:
-        The beginning of a message, with the name of the module.
+        The beginning of a message.
     """
     name = type(module).__name__
-    edited = f"the features of {name}, or a layer of them, were edited"
-    as_shipped = module.clone(features_by_hand=partial(features_as_shipped, dtype=module.dtype))
     params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
-    shapes: Any = flatten_dict(jax.tree.map(lambda x: x.shape, params), sep="/")
-    kernels = {layer: shapes.get(f"{layer}/kernel") for layer in KERNELS}
-    if None in kernels.values():
+    if None in kernel_shapes(params).values():
         return f"{name} lacks one of the layers {', '.join(KERNELS)} of networks.nature_features"
-    if kernels != KERNELS:
+    edited = "networks.NatureFeatures, or a layer of it, was edited"
+    features = NatureFeatures(module.dtype)
+    own_params = jax.eval_shape(features.init, jax.random.key(0), pictures(1))["params"]
+    if kernel_shapes(own_params) != KERNELS:
         return edited
+    as_shipped = partial(features_as_shipped, dtype=module.dtype)
     try:
-        same = programs_of(module, params) == programs_of(as_shipped, params)
-    except Exception as error:
-        # For example, it reads the stacks itself, or asks how many samples there are, by a comparison or by `len`.
-        # Then its layers compute the features, and show any error of their own.
+        own = programs_of(partial(_apply, features), own_params)
+        if own != programs_of(as_shipped, own_params):
+            return edited
+        tried = module.clone(features_by_hand=features_by_hand(as_shipped))
+        jax.eval_shape(partial(apply_module, tried), params, empty_observation(module))
+    except Exception as error:  # the layers then compute the features, and show any error of their own
         why = str(error).partition("\n")[0]
-        return f"{name} cannot be compared with the features by hand ({type(error).__name__}: {why})"
-    return "" if same else edited
+        return f"the features of {name} cannot be computed by hand ({type(error).__name__}: {why})"
+    return ""
+
+
+def features_by_hand(compute: Features) -> FeaturesByHand:
+    """A function of parameters and stacks as the field `features_by_hand` of a network."""
+
+    def features(module: nn.Module, stacks: jax.Array) -> jax.Array:
+        if type(module) is not NatureFeatures:  # an edited copy, for which `compute` would silently be wrong
+            raise TypeError("features_by_hand is for networks.NatureFeatures alone, not for a copy of it")
+        return compute(module.variables["params"], stacks)
+
+    return features
 
 
 def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array:
@@ -81,35 +100,42 @@ def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array
     return nn.relu(hidden).astype(jnp.float32)
 
 
-def programs_of(module: nn.Module, params: Any) -> list[Any]:
-    """The programs of a network, in values that can be compared: how parameters become outputs and gradients.
+def _apply(module: nn.Module, params: Any, stacks: jax.Array) -> Any:
+    return module.apply({"params": params}, stacks)
+
+
+def kernel_shapes(params: Any) -> dict[str, tuple[int, ...] | None]:
+    """The shapes of the kernels in `KERNELS`; None for one that is missing."""
+    shapes: Any = flatten_dict(jax.tree.map(lambda x: x.shape, params), sep="/")
+    return {layer: shapes.get(f"{layer}/kernel") for layer in KERNELS}
+
+
+def pictures(samples: Any) -> jax.ShapeDtypeStruct:
+    """The shape of frame stacks, for a number of samples or a symbol."""
+    return jax.ShapeDtypeStruct((samples, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+
+
+def programs_of(features: Features, params: Any) -> list[Any]:
+    """The programs of features, in values that can be compared: how parameters become features and gradients.
 
     A program is what JAX hands to XLA (StableHLO), and the structure of what goes in and comes out. Names in the
-    source, comments and initialisation are not part of it. Gradients are: a `stop_gradient` changes nothing else.
+    source and comments are not part of it. Gradients are: a `stop_gradient` changes nothing else.
 
     Args:
-        params: shapes of its parameters.
+        params: shapes of the parameters.
 
     Returns:
         The program for any number of samples, and that for one.
-
-    Raises:
-        Exception: whatever the network raises for a number of samples that is a symbol.
     """
 
     @jax.jit
-    def outputs_and_gradients(params: Any, observation: Observation) -> Any:
-        def floats_and_outputs(params: Any) -> tuple[list[jax.Array], Outputs]:
-            outputs = apply_module(module, params, observation)
-            return [x for x in jax.tree.leaves(outputs) if jnp.issubdtype(x.dtype, jnp.floating)], outputs
-
-        floats, gradients_of, outputs = jax.vjp(floats_and_outputs, params, has_aux=True)
-        return outputs, gradients_of(floats)
+    def features_and_gradients(params: Any, stacks: jax.Array) -> Any:
+        outputs, gradients_of = jax.vjp(lambda params: features(params, stacks), params)
+        return outputs, gradients_of(outputs)
 
     numbers_of_samples: list[Any] = [*jax.export.symbolic_shape("samples"), 1]
     programs = []
     for samples in numbers_of_samples:
-        observation = jax.eval_shape(partial(empty_observation, module, samples))
-        lowered = outputs_and_gradients.lower(params, observation)
+        lowered = features_and_gradients.lower(params, pictures(samples))
         programs.append((lowered.as_text(), lowered.in_tree, lowered.out_tree))
     return programs
