@@ -39,8 +39,8 @@ class Placement(NamedTuple):
 
     @property
     def device_classes(self) -> tuple[DeviceClass, DeviceClass]:
-        """The classes of the devices that learn and act, as `network_forms.make_networks` takes them."""
-        return device_class(*self.learner), device_class(*self.actors)
+        """The classes of the devices that learn and act, as `network_forms.make_network` takes them."""
+        return device_class(self.learner[0]), device_class(self.actors[0])
 
 
 def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:

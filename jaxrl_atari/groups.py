@@ -19,7 +19,7 @@ from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps
 from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK
-from jaxrl_atari.network_interface import Network, Networks
+from jaxrl_atari.network_interface import Network
 
 # --- A group -----------------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class EnvGroup:
 
 
 def make_groups(
-    config: Config, placement: Placement, networks_for: Callable[[int], Networks], seed: int, first_step: int = 0
+    config: Config, placement: Placement, network_for: Callable[[int], Network], seed: int, first_step: int = 0
 ) -> list[list[EnvGroup]]:
     """All environments of a session, as `rollout.collect` takes them.
 
@@ -150,7 +150,7 @@ def make_groups(
     Whoever calls it closes their pools. If one cannot be made, those before it are closed here.
 
     Args:
-        networks_for: number of actions -> the networks of the session.
+        network_for: number of actions -> the network of the session.
         seed: seed of the games.
         first_step: steps that each environment made before a resume that starts new games.
 
@@ -178,7 +178,7 @@ def make_groups(
         pools.callback(pool.close)
         return EnvGroup(
             pool,
-            networks_for(pool.num_actions).acting,
+            network_for(pool.num_actions),
             rollout_length=config.ppo.rollout_length,
             device=actor,
             rules=env.rules,

@@ -27,7 +27,7 @@ from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.network_interface import Network, Networks
+from jaxrl_atari.network_interface import Network
 from jaxrl_atari.update import update
 
 ReadMetrics = Callable[[], dict[str, float]]
@@ -37,7 +37,7 @@ ReadMetrics = Callable[[], dict[str, float]]
 def make_learner(
     overlap: Literal["none", "update"],
     placement: Placement,
-    networks: Networks,
+    network: Network,
     algorithm: Algorithm,
     arrays: dict[str, Any],
     *,
@@ -49,7 +49,7 @@ def make_learner(
         arrays: of a checkpoint, or the first ones (`session_arrays.py`).
         check: check in each update that all arrays are on the intended devices (`devices.check`).
     """
-    learner = Learner(placement, networks, algorithm, arrays["train_state"], check=check)
+    learner = Learner(placement, network, algorithm, arrays["train_state"], check=check)
     if overlap == "none":
         return learner
     return OverlappedLearner(learner, arrays.get("acting"))
@@ -67,18 +67,18 @@ class Learner:
     def __init__(
         self,
         placement: Placement,
-        networks: Networks,
+        network: Network,
         algorithm: Algorithm,
         train_state: TrainState,
         *,
         check: bool = False,
     ):
-        self._acting_network = networks.acting
-        self.compute_dtype = networks.learning.dtype
+        self._network = network
+        self.compute_dtype = network.dtype
         self.actors = placement.actors
         self.check = check
         self._parallel = DataParallel(placement.learner)
-        self._update = compiled_update(placement.learner, networks.learning, algorithm)
+        self._update = compiled_update(placement.learner, network, algorithm)
         self._state = self._parallel.replicate(_copy(train_state))  # in the form of `DataParallel`
         self._has_updated = False
 
@@ -148,7 +148,7 @@ class Learner:
     def to_actors(self, params: Sequence[Any]) -> list[Any]:
         """The parameters of each actor, on any device, as `acting_params` returns them."""
         moved = map(jax.device_put, params, self.actors)
-        return [self._acting_network.acting_params(each) for each in moved]
+        return [self._network.acting_params(each) for each in moved]
 
     def checkpoint_items(self) -> dict[str, Any]:
         """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""

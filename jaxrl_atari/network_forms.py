@@ -2,8 +2,7 @@
 
 A network is written as a flax module (`networks.py`). The rest of the package gets a `Network` from here:
 
-    make_network(config, num_actions, device_class)       devices of one class learn and act, or only act
-    make_networks(config, num_actions, learner, actor)    a session, in which the two classes may differ
+    make_network(config, num_actions, *device_classes)    for the classes of the devices that learn and act
 
 `hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
@@ -15,7 +14,7 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 
 `auto`, the default, is `by_hand` where only CPUs learn and act, and `plain` elsewhere.
 
-`_networks_of` makes the choice. The third form exists for networks that use `networks.NatureFeatures`: `nature`,
+`_network_of` makes the choice. The third form exists for networks that use `networks.NatureFeatures`: `nature`,
 `nature_lstm`, and yours if it does. If somebody edits that module or one of its layers, the network gets the
 second form, and `Network.advice` says so. A comparison of programs notices such edits (`fast/programs.py`, which
 names the two kinds that it misses). What a network does with the features runs as it is written, in every form.
@@ -35,7 +34,7 @@ from jaxrl_atari.fast.programs import features_by_hand, why_not_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
 from jaxrl_atari.layers import Conv
-from jaxrl_atari.network_interface import Network, Networks, apply_module, init_params, initial_carry, make_module
+from jaxrl_atari.network_interface import Network, apply_module, init_params, initial_carry, make_module
 
 BFLOAT16_CPUS: set[DeviceClass] = {"bfloat16 cpu", "amx cpu"}
 """The classes of CPUs that multiply bfloat16."""
@@ -44,33 +43,31 @@ CPUS: set[DeviceClass] = {"cpu", *BFLOAT16_CPUS}
 """The classes of CPUs."""
 
 
-def make_network(config: NetworkConfig, num_actions: int, device_class: DeviceClass) -> Network:
-    """The network of a config, where devices of this class learn and act, or only act. See `make_networks`."""
-    return make_networks(config, num_actions, device_class, device_class).acting
+def make_network(config: NetworkConfig, num_actions: int, *device_classes: DeviceClass) -> Network:
+    """The network of a config. Equal arguments give the same object, so that programs are compiled once.
 
+    The devices that learn and those that act use the same network, so they store frames in the same layout and
+    compute in the same arithmetic. If a GPU learns and a CPU acts, float32 in both keeps the ratio near 1 in an
+    update's first gradient step, up to TF32 in the GPU's convolutions.
 
-def make_networks(config: NetworkConfig, num_actions: int, learner: DeviceClass, actor: DeviceClass) -> Networks:
-    """The networks of a session, for the class of the devices that learn and that of those that act.
-
-    Both store frames in the same layout and compute in the same arithmetic. If a GPU learns and a CPU acts,
-    float32 in both keeps the ratio near 1 in an update's first gradient step, up to TF32 in the GPU's
-    convolutions. Equal arguments give the same objects, so that programs are compiled once.
+    Args:
+        device_classes: of the devices that learn and of those that act. One is enough where both are equal.
 
     Raises:
         ConfigError: no network has that name, or it cannot be made.
     """
-    return _networks_of(make_module(config, num_actions), config, learner, actor)
+    classes = tuple(dict.fromkeys(device_classes))  # each once: those that learn come first
+    return _network_of(make_module(config, num_actions), config, classes)
 
 
 @cache
-def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass, actor: DeviceClass) -> Networks:
-    """The networks of a module, whose `dtype` and `for_cpu` are set here: the choice between the three forms.
+def _network_of(module: nn.Module, config: NetworkConfig, device_classes: tuple[DeviceClass, ...]) -> Network:
+    """The network of a module, whose `dtype` and `for_cpu` are set here: the choice between the three forms.
 
-    They are kept by the module, so that another one, registered later under its name, gets its own.
+    It is kept by the module, so that another one, registered later under its name, gets its own.
     """
-    classes: set[DeviceClass] = {learner, actor}
-    only_cpus = classes <= CPUS
-    dtype = compute_dtype(config, classes)
+    only_cpus = CPUS.issuperset(device_classes)
+    dtype = compute_dtype(config, device_classes)
     as_written = module.clone(dtype=dtype)
     for_cpus = as_written.clone(for_cpu=True) if hasattr(module, "for_cpu") else as_written
     if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
@@ -85,11 +82,10 @@ def _networks_of(module: nn.Module, config: NetworkConfig, learner: DeviceClass,
         advice = _advice_on_layers(module, slow_layers) or _advice_on_features(obstacle)
         return _by_module(for_cpus, dtype, advice)
     advice = _advice_on_layers(module, [layer for layer in slow_layers if layer not in nature_features.KERNELS])
-    by_class = {each: _with_features_by_hand(for_cpus, dtype, advice, each) for each in classes}
-    return Networks(by_class[learner], by_class[actor])
+    return _with_features_by_hand(for_cpus, dtype, advice, device_classes[0])
 
 
-def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jnp.dtype:
+def compute_dtype(config: NetworkConfig, device_classes: Sequence[DeviceClass]) -> jnp.dtype:
     """The type of the torso's arithmetic on devices of these classes, as `network.compute_dtype` chooses it.
 
     `auto` is bfloat16 where learner and actor are both CPUs with bfloat16 instructions, unless `network.conv` is
@@ -99,26 +95,24 @@ def compute_dtype(config: NetworkConfig, device_classes: set[DeviceClass]) -> jn
     """
     if config.compute_dtype != "auto":
         return jnp.dtype(config.compute_dtype)
-    in_bfloat16 = device_classes <= BFLOAT16_CPUS and config.conv != "plain"
+    in_bfloat16 = BFLOAT16_CPUS.issuperset(device_classes) and config.conv != "plain"
     return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
 
 
 # --- The forms ---------------------------------------------------------------------------------------------------
 
 
-def _by_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Networks:
-    """The first two forms, which apply the module itself: one network, which learns and acts."""
-    apply = partial(apply_module, module)
-    network = Network(
+def _by_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network:
+    """The first two forms, which apply the module itself."""
+    return Network(
         init=partial(init_params, module),
-        apply=apply,
+        apply=partial(apply_module, module),
         layout=PLAIN,
         acting_params=lambda params: params,
         dtype=dtype,
         initial_carry=partial(initial_carry, module),
         advice=advice,
     )
-    return Networks(learning=network, acting=network)
 
 
 def _with_features_by_hand(module: nn.Module, dtype: jnp.dtype, advice: str, device_class: DeviceClass) -> Network:

@@ -104,13 +104,6 @@ class Network(NamedTuple):
     advice: str = ""  # what would make this network faster on its devices; empty where nothing is known
 
 
-class Networks(NamedTuple):
-    """A session's network, as its devices learn with it and act with it. Both use the same arithmetic."""
-
-    learning: Network
-    acting: Network
-
-
 # --- From a name to a module -------------------------------------------------------------------------------------
 
 

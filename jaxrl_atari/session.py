@@ -21,8 +21,8 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics, make_learner
-from jaxrl_atari.network_forms import make_networks
-from jaxrl_atari.network_interface import Networks
+from jaxrl_atari.network_forms import make_network
+from jaxrl_atari.network_interface import Network
 from jaxrl_atari.out_of_memory import out_of_memory_advice
 from jaxrl_atari.process_tuning import compile_clock
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
@@ -345,7 +345,7 @@ def _make_session(
 ) -> Session:
     """Makes a session from its parts.
 
-    The order matters. The environments come before the networks, because they give the number of actions. The logs
+    The order matters. The environments come before the network, because they give the number of actions. The logs
     come after all that may fail on a wrong option or a damaged checkpoint, because opening them truncates files.
 
     The arrays of the checkpoint are freed at the end, because the learner has a copy: 20 MB for `nature`.
@@ -361,7 +361,7 @@ def _make_session(
     exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
     # What it continues from. Another network is refused before a game starts.
-    networks_for = partial(_networks_for, config.network, placement)
+    network_for = partial(_network_for, config.network, placement)
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
     checkpoints = Checkpoints(session_dir, say)
@@ -369,13 +369,13 @@ def _make_session(
     progress = Progress(resumed.meta if resumed else {})
     arrays: dict[str, Any] = {}
     if resumed is not None:
-        network = networks_for(resumed.meta["num_actions"]).learning
+        network = network_for(resumed.meta["num_actions"])
         arrays = resumed_arrays(resumed, network, algorithm, options, device=placement.home)
         checkpoints.set_damaged_aside(resumed.damaged)
 
     # What plays, learns and evaluates.
     environments = start_environments(
-        partial(make_groups, config, placement, networks_for),
+        partial(make_groups, config, placement, network_for),
         config.env,
         seed=seed,
         progress=progress,
@@ -384,12 +384,12 @@ def _make_session(
         say=say,
     )
     exits.callback(environments.close)
-    networks = networks_for(environments.num_actions)
-    if networks.learning.advice:
-        say(networks.learning.advice)
+    network = network_for(environments.num_actions)
+    if network.advice:
+        say(network.advice)
     if resumed is None:
-        arrays = first_arrays(networks.learning, algorithm, options, seed=seed, device=placement.home)
-    learner = make_learner(config.overlap, placement, networks, algorithm, arrays, check=config.devices.check)
+        arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
+    learner = make_learner(config.overlap, placement, network, algorithm, arrays, check=config.devices.check)
     exits.callback(learner.close)
     evaluator = None
     if leads and config.evaluation.every_env_steps:
@@ -446,6 +446,6 @@ def _make_session(
     return session
 
 
-def _networks_for(network: NetworkConfig, placement: Placement, num_actions: int) -> Networks:
-    """The networks of a session, in the forms that suit the devices that learn and act."""
-    return make_networks(network, num_actions, *placement.device_classes)
+def _network_for(network: NetworkConfig, placement: Placement, num_actions: int) -> Network:
+    """The network of a session, in the form that suits the devices that learn and act."""
+    return make_network(network, num_actions, *placement.device_classes)

@@ -27,7 +27,7 @@ from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import Learner, make_learner
 from jaxrl_atari.minibatches import observe
-from jaxrl_atari.network_forms import make_networks
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
@@ -168,10 +168,10 @@ def test_a_learner_leaves_the_arrays_that_it_is_given():
     )
     placement = place(config.devices)
     arrays = first_arrays(config, Corridor.num_actions, placement.home)
-    own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
+    own = make_network(config.network, Corridor.num_actions, *placement.device_classes)
     learner = Learner(placement, own, find_algorithm(config.algorithm), arrays["train_state"])
     params = arrays["train_state"].params
-    learner.update([collected(own.acting, params)], jax.tree.map(np.float32, CONFIG), KEY)()
+    learner.update([collected(own, params)], jax.tree.map(np.float32, CONFIG), KEY)()
     assert learner.checkpoint_items() == {}
     for given, new in zip(*map(jax.tree.leaves, (params, learner.state.params)), strict=True):
         assert np.any(np.asarray(given) != new)
@@ -320,9 +320,9 @@ def test_the_state_must_be_the_same_on_all_devices(overlap, changed, leaf):
     )
     placement = place(config.devices)
     arrays = first_arrays(config, Corridor.num_actions, placement.home)
-    own = make_networks(config.network, Corridor.num_actions, *placement.device_classes)
+    own = make_network(config.network, Corridor.num_actions, *placement.device_classes)
     learner = make_learner(overlap, placement, own, find_algorithm(config.algorithm), arrays, check=False)
-    halves = [collected(own.acting, arrays["train_state"].params, ENVS // 2, seed) for seed in (0, 1)]
+    halves = [collected(own, arrays["train_state"].params, ENVS // 2, seed) for seed in (0, 1)]
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(ConfigError, match=expected):
         learner.update(halves, jax.tree.map(np.float32, CONFIG), KEY)()

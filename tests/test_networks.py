@@ -33,7 +33,7 @@ from jaxrl_atari.frames import (
 )
 from jaxrl_atari.groups import empty_past
 from jaxrl_atari.layers import Conv, in_chunks
-from jaxrl_atari.network_forms import make_network, make_networks
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, Outputs, apply_module, init_params, make_module
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
 from jaxrl_atari.ppo import Samples, ppo_loss
@@ -951,8 +951,8 @@ def test_chunks_change_nothing(samples):
     ],
 )
 def test_form_and_arithmetic_suit_the_platforms(config, learner, actor, expected):
-    for network in make_networks(config, 6, learner, actor):
-        assert (network.dtype.name, network.layout) == expected
+    network = make_network(config, 6, learner, actor)
+    assert (network.dtype.name, network.layout) == expected
 
 
 # --- Frames ------------------------------------------------------------------------------------------------------

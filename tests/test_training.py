@@ -19,7 +19,6 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.network_interface import Networks
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import open_session, place_session, train
 
@@ -278,14 +277,14 @@ def test_pools_are_closed_where_a_later_one_cannot_be_made(fails, monkeypatch):
         made.append(Pool(size, seed=0))
         return made[-1]
 
-    def networks(num_actions):
+    def network_for(num_actions):
         if fails == "networks" and len(made) == 2:
             raise OSError("no network")
-        return Networks(*[make(FeedForward, num_actions)[1]] * 2)
+        return make(FeedForward, num_actions)[1]
 
     monkeypatch.setattr(groups, "make_pool", make_pool)
     with pytest.raises(OSError, match="no "):
-        groups.make_groups(change(SMALL, env={"num_groups": 2}), place(SMALL.devices), networks, seed=0)
+        groups.make_groups(change(SMALL, env={"num_groups": 2}), place(SMALL.devices), network_for, seed=0)
     assert closed
     assert set(closed) == set(made)
 

@@ -19,12 +19,11 @@ DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
 """
 
 
-def device_class(*devices: jax.Device) -> DeviceClass:
-    """The class of devices of one platform, which learn or act together."""
-    platform = devices[0].platform
-    if platform == "gpu":
+def device_class(device: jax.Device) -> DeviceClass:
+    """The class of a device. All CPUs of a session are taken to be as that of this machine."""
+    if device.platform == "gpu":
         return "gpu"
-    if platform != "cpu":
+    if device.platform != "cpu":
         return "other"
     sets = cpu.read_cpu().instruction_sets
     if "BF16" not in sets:
