@@ -311,9 +311,9 @@ def test_one_session_on_two_simulated_gpus(tmp_path):
 
 
 def test_gpus_compute_in_float32_unless_the_config_says_bfloat16():
-    gpus = device_class(*[SimpleNamespace(platform="gpu")] * 2)
-    assert make_network(NetworkConfig(), 4, gpus).dtype == jnp.float32
-    assert make_network(NetworkConfig(compute_dtype="bfloat16"), 4, gpus).dtype == jnp.bfloat16
+    gpu = device_class(SimpleNamespace(platform="gpu"))
+    assert make_network(NetworkConfig(), 4, gpu).dtype == jnp.float32
+    assert make_network(NetworkConfig(compute_dtype="bfloat16"), 4, gpu).dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(
