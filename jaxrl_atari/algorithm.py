@@ -85,12 +85,15 @@ class Mean:
     right, and `mean(jnp.log(jnp.where(mean.weight > 0, y, 1.0)))` also has the right gradient.
     """
 
-    weight: jax.Array  # 1, or 0 where a sample does not count
-    total: jax.Array  # sum of the weights on all devices, at least 1
+    weight: jax.Array
+    """1, or 0 where a sample does not count."""
+    total: jax.Array
+    """Sum of the weights on all devices, at least 1."""
     sum_over_devices: Callable[[Any], Any] = flax.struct.field(
         pytree_node=False, default=ONE_DEVICE.sum_over_devices
     )
-    devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)  # that share the samples
+    devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)
+    """That share the samples. `minibatches.apply_to_rollout` reads it, and no mean depends on it."""
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":

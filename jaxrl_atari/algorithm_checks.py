@@ -1,4 +1,7 @@
-"""Checks of what the functions of an algorithm return, while JAX traces them: mistakes are one-line errors."""
+"""Checks of what an update is given, and of what the functions of its algorithm return, while JAX traces it.
+
+Mistakes are one-line errors.
+"""
 
 from collections.abc import Set
 from typing import Any
@@ -8,12 +11,22 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from jaxrl_atari.algorithm import Metrics, Rollout, TrainState
+from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, TrainState
+from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.network_interface import form_of
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
 """Metrics of `update` itself, which no algorithm may return under these names."""
+
+
+def check_options(options: PPOConfig, algorithm: Algorithm) -> None:
+    """Raises `ConfigError` if the options are those of a config, and not the ones in force for this algorithm."""
+    hint = "give an update resolved_options(config) in place of config.ppo"
+    require(options.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
+    given, declared = sorted(options.coefficients), sorted(algorithm.coefficients)
+    expected = f"the coefficients of the algorithm, {declared}"
+    require(given == declared, "ppo.coefficients", given, expected, hint)
 
 
 def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:

@@ -1,41 +1,11 @@
 """`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
 
-XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
-naive loops (https://github.com/jax-ml/jax/issues/12868). With them, two gradient steps of `impala` took about 20
-times as long (benchmarks/NOTES.md, "The layer and the form by hand"). A forward convolution is fast there. So a
-`Conv` with `for_cpu` defines its own gradients (`jax.custom_vjp`):
-
-- **Space-to-depth** (`space_to_depth`, `block_kernel`). The image is padded and cut into *blocks* of stride x
-  stride pixels, whose pixels become channels. That makes any convolution one of stride 1, with zeros in the
-  kernel where the stride does not divide its size.
-- **The gradient for the input** (`input_gradient`) is then a forward convolution: of the output's gradient, with
-  the kernel turned by 180 degrees.
-- **The gradient for the kernel** (`kernel_gradient`) is a matrix product: of the output's gradient, and the pixels
-  of each row of a window, *side by side*.
-
-What XLA's CPU backend does badly, and what is done instead. The code refers to these rules by their names, and so
-does `fast/nature_features.py`:
-
-    words               Copies of bfloat16 go by way of float32; copies of integers do not, and four uint8 are
-                        fastest as one uint32. So data that is only moved is viewed as integers (`as_words`).
-    halves              A transposition is fused into each of its uses, and repeated there. An
-                        `optimization_barrier` does not help, because XLA removes it before this backend fuses. A
-                        concatenation stops the fusion. So data is transposed in two halves, which are
-                        concatenated.
-    stack               A concatenation along the last axis first copies every operand. So arrays are stacked on
-                        the last axis but one, which takes one pass.
-    moved transpose     A product with a transposed left operand, as X' G for the gradient of a kernel, takes up to
-                        twice as long if XLA makes X' by a change of layout (column-major). So the transposed
-                        product G' X is computed, of a G' that is moved in memory, and its small result is
-                        transposed. An `optimization_barrier` keeps XLA from simplifying this back: it stays
-                        until the algebraic simplification is over.
-
-Without `for_cpu`, as on a GPU, `Conv` is a plain convolution. A network has a field `for_cpu`, which it passes to
-its layers as it does `dtype`. `network_forms.py` sets both.
+A network has a field `for_cpu`, which it passes to its layers as it does `dtype`; `network_forms.py` sets both.
+Where it is true, the gradients of a `Conv` are those of `cpu_convolution.py`, and `in_chunks` computes a few
+samples at a time. Where it is false, as on a GPU, a `Conv` is a plain convolution, and nothing is cut.
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -44,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.cpu_convolution import DIMENSION_NUMBERS, cpu_convolution
 
 CHUNK = 32
 """Samples of a chunk: activations of a chunk stay in a CPU's caches. In float32, 16 and 64 were no faster."""
@@ -52,13 +22,8 @@ CHUNK = 32
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop: XLA runs them in parallel."""
 
-DIMENSION_NUMBERS = ("NHWC", "HWIO", "NHWC")
-"""Axes of images, kernels and outputs."""
-
 PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 """Paddings of a `Conv`. Those of `nn.Conv` by numbers of pixels can be had with `jnp.pad` before it."""
-
-Pads = tuple[tuple[int, int], tuple[int, int]]
 
 
 class Conv(nn.Module):
@@ -153,204 +118,3 @@ def to_chunks(x: jax.Array, count: int) -> jax.Array:
 def from_chunks(y: jax.Array, n: int) -> jax.Array:
     """The first n samples of chunks: [count, m, ...] -> [n, ...]."""
     return y.reshape(-1, *y.shape[2:])[:n]
-
-
-# --- The convolution and its gradients ---------------------------------------------------------------------------
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def cpu_convolution(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> jax.Array:
-    """The convolution, with the gradients of this file.
-
-    Args:
-        x: uint8 or float [N, H, W, C].
-        kernel: float32 [kh, kw, C, O].
-        pads: zeros around the image: (above, below), (left, right).
-        dtype: type of the arithmetic.
-
-    Returns:
-        [N, h, w, O], in `sum_type(dtype)`.
-    """
-    return _forward(x, kernel, stride, pads, dtype)[0]
-
-
-def _forward(x: jax.Array, kernel: jax.Array, stride: int, pads: Pads, dtype: Any) -> tuple[jax.Array, Any]:
-    """The output, and what its gradients need."""
-    blocks = from_words(space_to_depth(as_words(x), kernel.shape[:2], stride, pads))
-    w = block_kernel(kernel, stride)
-    return _stride_1(blocks.astype(dtype), w.astype(dtype), "VALID", dtype), (x, kernel)
-
-
-def _backward(stride: int, pads: Pads, dtype: Any, saved: Any, g: jax.Array) -> tuple[Any, jax.Array]:
-    """The gradients for x and kernel, from that for the output, [N, h, w, O]."""
-    (x, kernel), g = once_differentiable((saved, g))
-    g = g.astype(dtype)
-
-    def to_blocks(x: jax.Array) -> jax.Array:
-        return space_to_depth(x, kernel.shape[:2], stride, pads)
-
-    # The gradients are those of a convolution of stride 1, of w and the blocks of x. `block_kernel` and
-    # `to_blocks` only move data or pad it, and JAX derives their transposes, which bring the gradients back.
-    w, from_block_kernel = jax.vjp(lambda kernel: block_kernel(kernel, stride), kernel)
-    dw = kernel_gradient(to_blocks(as_words(x)), g, w.shape, dtype)
-    (d_kernel,) = from_block_kernel(dw.astype(w.dtype))
-    if x.dtype == jnp.uint8:
-        return np.zeros(x.shape, jax.dtypes.float0), d_kernel  # JAX's type for the gradient of an integer input
-    d_blocks = input_gradient(w, g, dtype)
-    (dx,) = jax.linear_transpose(to_blocks, jax.ShapeDtypeStruct(x.shape, d_blocks.dtype))(d_blocks)
-    return dx.astype(x.dtype), d_kernel
-
-
-cpu_convolution.defvjp(_forward, _backward)
-
-
-def kernel_gradient(words: jax.Array, g: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """The gradient for the kernel of a convolution of stride 1, as one matrix product.
-
-        dW[i, j, k, o] = sum over n, r, c of x[n, r, c + j, k] g[n, r - i, c, o]        (g is 0 outside)
-
-    Here c runs over the columns of the output, but r over the rows of the input, H = h + height - 1. So only g is
-    shifted for each i, and x only for each j. This is the matrix product L R of
-
-        L[(i, o), (n, r, c)] = g[n, r - i, c, o]        [height * O, N * H * w]
-        R[(n, r, c), (j, k)] = x[n, r, c + j, k]        [N * H * w, width * C]
-
-    Args:
-        words: x, the input, as `as_words` views it, [N, H, w + width - 1, C].
-        g: the gradient for the output, [N, h, w, O] in `dtype`.
-        shape: of the kernel, (height, width, C, O).
-
-    Returns:
-        dW, of that shape, in `sum_type(dtype)`.
-    """
-    height, width, channels, outputs = shape
-    # Rule "halves": otherwise each shift would repeat the transposition.
-    halves = [jnp.moveaxis(half, -1, 0) for half in jnp.array_split(as_words(g), 2)]
-    channels_first = jnp.concatenate(halves, axis=1)  # [O, N, h, w]
-    shifts = [((0, 0), (0, 0), (i, height - 1 - i), (0, 0)) for i in range(height)]
-    shifted = jnp.concatenate([jnp.pad(channels_first, shift) for shift in shifts])  # [height * O, N, H, w]
-    left = from_words(shifted).reshape(height * outputs, -1)
-    right = side_by_side(words, width).astype(dtype).reshape(-1, width * channels)
-    dw = jnp.matmul(left, right, preferred_element_type=sum_type(dtype))  # [(i, o), (j, k)]
-    # Rule "moved transpose": L has G transposed, so this is dW', which the barrier keeps.
-    return lax.optimization_barrier(dw).reshape(height, outputs, width, channels).transpose(0, 2, 3, 1)
-
-
-def input_gradient(w: jax.Array, g: jax.Array, dtype: Any) -> jax.Array:
-    """The gradient for the input of a convolution of stride 1, as a forward convolution.
-
-        dx[n, r, c, k] = sum over i, j, o of W[i, j, k, o] g[n, r - i, c - j, o]        (g is 0 outside)
-
-    An `optimization_barrier` hides from XLA that the kernel is turned. Without it, XLA would recognise a gradient,
-    and compile the naive loop.
-
-    Args:
-        w: W, the kernel, [height, width, C, O].
-        g: the gradient for the output, [N, h, w, O] in `dtype`.
-
-    Returns:
-        dx, [N, h + height - 1, w + width - 1, C], in `sum_type(dtype)`.
-    """
-    height, width = w.shape[:2]
-    turned = lax.optimization_barrier(w[::-1, ::-1].swapaxes(2, 3).astype(dtype))
-    return _stride_1(g, turned, ((height - 1, height - 1), (width - 1, width - 1)), dtype)
-
-
-def _stride_1(x: jax.Array, kernel: jax.Array, pads: str | Pads, dtype: Any) -> jax.Array:
-    """XLA's forward convolution of stride 1, in `sum_type(dtype)`."""
-    return lax.conv_general_dilated(
-        x, kernel, (1, 1), pads, dimension_numbers=DIMENSION_NUMBERS, preferred_element_type=sum_type(dtype)
-    )
-
-
-def sum_type(dtype: Any) -> Any:
-    """The type in which products of `dtype` are added: float32, or a wider type of the arithmetic."""
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-@jax.custom_jvp
-def once_differentiable(tree: Any) -> Any:
-    """Arrays from which a gradient is computed: the same arrays, of which JAX can take no further derivative.
-
-    A second derivative would silently be wrong: JAX takes that of a view in integers (`as_words`) to be 0.
-    """
-    return tree
-
-
-@once_differentiable.defjvp
-def _no_second_derivative(primals: Any, tangents: Any) -> Any:
-    raise UserError(
-        "gradients for CPUs have no second derivatives; choose --network.conv plain, whose gradients are JAX's own"
-    )
-
-
-# --- Arranging data ----------------------------------------------------------------------------------------------
-
-
-def space_to_depth(x: jax.Array, size: tuple[int, ...], stride: int, pads: Pads) -> jax.Array:
-    """Pads an image and cuts it into blocks, whose pixels become channels.
-
-    Args:
-        x: [N, H, W, C].
-        size: height and width of the kernel: what no window reads is cut off.
-
-    Returns:
-        [N, rows, columns, stride * stride * C]; a channel is (row in the block, column in the block, channel).
-    """
-    lengths = []
-    edges = []
-    for kernel, (before, after), pixels in zip(size, pads, x.shape[1:3], strict=True):
-        outputs = (pixels + before + after - kernel) // stride + 1
-        length = outputs + -(-kernel // stride) - 1
-        lengths.append(length)
-        edges.append((before, length * stride - before - pixels, 0))
-    if any(map(any, edges)):
-        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
-    if stride == 1:
-        return x
-    rows, columns = lengths
-    x = x.reshape(-1, rows, stride, columns, stride, x.shape[-1])
-    return x.swapaxes(2, 3).reshape(len(x), rows, columns, -1)
-
-
-def block_kernel(w: jax.Array, stride: int) -> jax.Array:
-    """The kernel of stride 1 that does on blocks what `w` does on the image.
-
-    Args:
-        w: [kh, kw, C, O].
-
-    Returns:
-        [rows, columns, stride * stride * C, O], with zeros where the stride does not divide kh or kw.
-    """
-    rows, columns = (-(-k // stride) for k in w.shape[:2])
-    edges = ((0, rows * stride - w.shape[0]), (0, columns * stride - w.shape[1]), (0, 0), (0, 0))
-    w = jnp.pad(w, edges).reshape(rows, stride, columns, stride, *w.shape[2:])
-    return w.swapaxes(1, 2).reshape(rows, columns, -1, w.shape[-1])
-
-
-def side_by_side(words: jax.Array, width: int) -> jax.Array:
-    """The pixels of each row of a window side by side: [N, H, w + width - 1, C] -> [N, H, w, width * C].
-
-    Args:
-        words: the image as `as_words` views it. The result is no longer in words.
-    """
-    w = words.shape[2] - width + 1
-    pixels = jnp.stack([words[:, :, j : j + w] for j in range(width)], axis=-2)  # rule "stack"
-    return from_words(pixels.reshape(*words.shape[:2], w, -1))
-
-
-def as_words(x: jax.Array) -> jax.Array:
-    """A view in integers (rule "words"): bfloat16 as uint16, and four uint8 as one uint32.
-
-    Any other array is returned as it is.
-    """
-    if x.dtype == jnp.uint8 and x.shape[-1] % 4 == 0:
-        return lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, 4), jnp.uint32)
-    return lax.bitcast_convert_type(x, jnp.uint16) if x.dtype == jnp.bfloat16 else x
-
-
-def from_words(x: jax.Array) -> jax.Array:
-    """The inverse of `as_words`. Any uint16 is taken for bfloat16, and any uint32 for four uint8."""
-    if x.dtype == jnp.uint32:
-        return lax.bitcast_convert_type(x, jnp.uint8).reshape(*x.shape[:-1], -1)
-    return lax.bitcast_convert_type(x, jnp.bfloat16) if x.dtype == jnp.uint16 else x

@@ -6,34 +6,30 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 
 `hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
-    form                `network.conv`      computed by
-    as written          `plain`             the module, with XLA's own convolutions
-    gradients for CPUs  `layers`            the module with `for_cpu`, if it has this field
-    features by hand    `by_hand`           as `layers`, but where only CPUs learn and act, `fast/` computes the
-                                            module `NatureFeatures`
+    form        computed by
+    plain       the module as it is written, with XLA's own gradients of convolutions
+    layers      the module with `for_cpu`, if it has this field: the gradients of `layers.Conv` are those for CPUs
+    by_hand     the module as in `layers`, but `fast/` computes its features (`networks.NatureFeatures`)
 
-`auto`, the default, is `by_hand` where only CPUs learn and act, and `plain` elsewhere.
-
-`_network_of` makes the choice. The third form exists for networks that use `networks.NatureFeatures`: `nature`,
-`nature_lstm`, and yours if it does. If somebody edits that module or one of its layers, the network gets the
-second form, and `Network.advice` says so. A comparison of programs notices such edits (`fast/programs.py`, which
-names the two kinds that it misses). What a network does with the features runs as it is written, in every form.
+The option `network.conv` names one of them, or is `auto`: `by_hand` where only CPUs learn and act, and `plain`
+elsewhere. A network gets the form `layers` in place of `by_hand` where it cannot have that: it does not use
+`NatureFeatures`, somebody has edited that module, or a GPU learns or acts (`form_of`). A session then says what
+would be faster (`network_advice.py`).
 """
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.fast import nature_features
-from jaxrl_atari.fast.programs import features_by_hand, why_not_by_hand
+from jaxrl_atari.fast import by_hand
+from jaxrl_atari.fast.comparison import features_by_hand, why_not_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import Conv
 from jaxrl_atari.network_interface import Network, apply_module, init_params, initial_carry, make_module
 
 BFLOAT16_CPUS: set[DeviceClass] = {"bfloat16 cpu", "amx cpu"}
@@ -41,6 +37,9 @@ BFLOAT16_CPUS: set[DeviceClass] = {"bfloat16 cpu", "amx cpu"}
 
 CPUS: set[DeviceClass] = {"cpu", *BFLOAT16_CPUS}
 """The classes of CPUs."""
+
+Form = Literal["plain", "layers", "by_hand"]
+"""The forms of a network."""
 
 
 def make_network(config: NetworkConfig, num_actions: int, *device_classes: DeviceClass) -> Network:
@@ -62,27 +61,39 @@ def make_network(config: NetworkConfig, num_actions: int, *device_classes: Devic
 
 @cache
 def _network_of(module: nn.Module, config: NetworkConfig, device_classes: tuple[DeviceClass, ...]) -> Network:
-    """The network of a module, whose `dtype` and `for_cpu` are set here: the choice between the three forms.
+    """The network of a module, whose `dtype` and `for_cpu` are set here.
 
     It is kept by the module, so that another one, registered later under its name, gets its own.
     """
-    only_cpus = CPUS.issuperset(device_classes)
     dtype = compute_dtype(config, device_classes)
-    as_written = module.clone(dtype=dtype)
-    for_cpus = as_written.clone(for_cpu=True) if hasattr(module, "for_cpu") else as_written
-    if config.conv == "plain" or (config.conv == "auto" and not only_cpus):
-        return _by_module(as_written, dtype)
-    if not only_cpus:  # the config asks for it
-        return _by_module(for_cpus, dtype)
-    slow_layers = slow_convolutions(for_cpus)
-    if not hasattr(module, "features_by_hand") or config.conv == "layers":
-        return _by_module(for_cpus, dtype, _advice_on_layers(module, slow_layers))
-    obstacle = why_not_by_hand(as_written)
-    if obstacle:
-        advice = _advice_on_layers(module, slow_layers) or _advice_on_features(obstacle)
-        return _by_module(for_cpus, dtype, advice)
-    advice = _advice_on_layers(module, [layer for layer in slow_layers if layer not in nature_features.KERNELS])
-    return _with_features_by_hand(for_cpus, dtype, advice, device_classes[0])
+    module = module.clone(dtype=dtype)
+    form = form_of(module, config, device_classes)
+    if form != "plain" and hasattr(module, "for_cpu"):
+        module = module.clone(for_cpu=True)
+    as_it_is = Network(
+        init=partial(init_params, module),
+        apply=partial(apply_module, module),
+        layout=PLAIN,
+        acting_params=lambda params: params,
+        dtype=dtype,
+        initial_carry=partial(initial_carry, module),
+    )
+    return _with_features_by_hand(as_it_is, module, device_classes[0]) if form == "by_hand" else as_it_is
+
+
+def form_of(module: nn.Module, config: NetworkConfig, device_classes: Sequence[DeviceClass]) -> Form:
+    """The form of a network on devices of these classes: that of `network.conv`, where the network can have it.
+
+    Args:
+        module: with its `dtype`.
+    """
+    only_cpus = CPUS.issuperset(device_classes)
+    auto: Form = "by_hand" if only_cpus else "plain"
+    wanted: Form = auto if config.conv == "auto" else config.conv
+    if wanted != "by_hand":
+        return wanted
+    can_be = only_cpus and hasattr(module, "features_by_hand") and not why_not_by_hand(module)
+    return "by_hand" if can_be else "layers"
 
 
 def compute_dtype(config: NetworkConfig, device_classes: Sequence[DeviceClass]) -> jnp.dtype:
@@ -99,79 +110,16 @@ def compute_dtype(config: NetworkConfig, device_classes: Sequence[DeviceClass]) 
     return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
 
 
-# --- The forms ---------------------------------------------------------------------------------------------------
+def _with_features_by_hand(network: Network, module: nn.Module, device_class: DeviceClass) -> Network:
+    """A network with features of `fast/`, in chunks that suit the class of device.
 
-
-def _by_module(module: nn.Module, dtype: jnp.dtype, advice: str = "") -> Network:
-    """The first two forms, which apply the module itself."""
-    return Network(
-        init=partial(init_params, module),
-        apply=partial(apply_module, module),
-        layout=PLAIN,
-        acting_params=lambda params: params,
-        dtype=dtype,
-        initial_carry=partial(initial_carry, module),
-        advice=advice,
-    )
-
-
-def _with_features_by_hand(module: nn.Module, dtype: jnp.dtype, advice: str, device_class: DeviceClass) -> Network:
-    """The third form: the module with features of `fast/`, in chunks that suit the class of device."""
-    chunk = nature_features.chunk_size(device_class, dtype)
-    features = features_by_hand(partial(nature_features.features, dtype=dtype, chunk=chunk))
-    return Network(
-        init=partial(init_params, module),
+    Args:
+        network: of the module.
+    """
+    chunk = by_hand.chunk_size(device_class, network.dtype)
+    features = features_by_hand(partial(by_hand.features, dtype=network.dtype, chunk=chunk))
+    return network._replace(
         apply=partial(apply_module, module.clone(features_by_hand=features)),
         layout=BLOCKED,
-        acting_params=jax.jit(partial(nature_features.acting_params, dtype=dtype)),
-        dtype=dtype,
-        initial_carry=partial(initial_carry, module),
-        advice=advice,
+        acting_params=jax.jit(partial(by_hand.acting_params, dtype=network.dtype)),
     )
-
-
-# --- Advice: what would make a network faster on a CPU -----------------------------------------------------------
-
-
-def _advice_on_layers(module: nn.Module, layers: Sequence[str]) -> str:
-    """The layers of a network whose gradients are slow; empty if there are none.
-
-    Args:
-        layers: those of `slow_convolutions` that run.
-    """
-    if not layers:
-        return ""
-    return (
-        f"{type(module).__name__}: the gradients of {', '.join(layers)} are many times slower on a CPU than those"
-        " of jaxrl_atari.layers.Conv(..., for_cpu=self.for_cpu); see docs/idea.md, A network"
-    )
-
-
-def _advice_on_features(obstacle: str) -> str:
-    """The line about features that are not computed by hand.
-
-    Args:
-        obstacle: what `why_not_by_hand` returned.
-    """
-    return (
-        f"{obstacle}: training is slower than with {nature_features.__name__}, which computes the features as"
-        f" shipped; {nature_features.__package__} says how much"
-    )
-
-
-def slow_convolutions(module: nn.Module) -> list[str]:
-    """Paths of a network's layers that are flax's own `nn.Conv`, or a `layers.Conv` without `for_cpu`.
-
-    A path leads to a layer's parameters: `ResidualBlock_0/Conv_1`. A layer that is called twice is listed once.
-    """
-    found: dict[str, None] = {}  # a set that keeps the order
-
-    def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        layer = context.module
-        if isinstance(layer, nn.Conv) or (isinstance(layer, Conv) and not layer.for_cpu):
-            found["/".join(layer.path)] = None
-        return call(*args, **kwargs)
-
-    with nn.intercept_methods(note):
-        jax.eval_shape(partial(init_params, module), jax.random.key(0))
-    return list(found)

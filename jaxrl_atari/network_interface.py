@@ -101,7 +101,6 @@ class Network(NamedTuple):
     acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
     dtype: Any  # type of the torso's arithmetic
     initial_carry: Callable[[int], Any] = lambda num_envs: ()  # memory before the first game, [num_envs, ...]
-    advice: str = ""  # what would make this network faster on its devices; empty where nothing is known
 
 
 # --- From a name to a module -------------------------------------------------------------------------------------
@@ -198,8 +197,17 @@ def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
 
 
 def initial_carry(module: Any, num_envs: int) -> Any:
-    """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent."""
-    return module.initial_carry(num_envs) if _has_memory(module) else ()
+    """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent.
+
+    Raises:
+        ConfigError: the network has a method `initial_carry`, which returns no array.
+    """
+    if not _has_memory(module):
+        return ()
+    carry = module.initial_carry(num_envs)
+    expected = "an initial_carry of one array or more; a network without a memory has no such method"
+    require(is_recurrent(carry), "network", type(module).__name__, expected, f"it returns {carry}")
+    return carry
 
 
 def is_recurrent(carry: Any) -> bool:

@@ -5,7 +5,6 @@
 """
 
 from functools import partial
-from itertools import count
 from typing import Any
 
 import chex
@@ -116,13 +115,11 @@ class NatureActorCritic(nn.Module):
 
 def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
     """The 15 convolutions of Espeholt et al. 2018: uint8 [N, 84, 84, 4] -> float32 [N, 11, 11, 32]."""
-    numbers = count()
 
     def conv(channels: int, x: jax.Array) -> jax.Array:
-        """The next convolution, of 3x3 pixels. Its name has its number, as in every checkpoint."""
+        """The next convolution, of 3x3 pixels: flax names them Conv_0 to Conv_14."""
         init = nn.initializers.orthogonal(2**0.5)
-        name = f"Conv_{next(numbers)}"
-        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu, name=name)(x)
+        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu)(x)
 
     for channels in (16, 32, 32):
         x = nn.max_pool(conv(channels, x), (3, 3), strides=(2, 2), padding="SAME")

@@ -21,6 +21,7 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics, make_learner
+from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network
 from jaxrl_atari.out_of_memory import out_of_memory_advice
@@ -385,8 +386,9 @@ def _make_session(
     )
     exits.callback(environments.close)
     network = network_for(environments.num_actions)
-    if network.advice:
-        say(network.advice)
+    advice = network_advice(config.network, environments.num_actions, *placement.device_classes)
+    if advice:
+        say(advice)
     if resumed is None:
         arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
     learner = make_learner(config.overlap, placement, network, algorithm, arrays, check=config.devices.check)

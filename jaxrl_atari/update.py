@@ -17,6 +17,7 @@ from jaxrl_atari.algorithm_checks import (
     check_first_state,
     check_names,
     check_optimizer_state,
+    check_options,
     check_prepared,
 )
 from jaxrl_atari.config import PPOConfig
@@ -70,17 +71,12 @@ def update(
         `prepare` and, with `options.target_kl`, `skipped_steps`: the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: `options.gae_lambda` is None, which stands for the lambda of a game, and an update does not
-            know the game; or `options.coefficients` are not those of the algorithm; or a function of the algorithm
-            returned what `algorithm_checks.py` refuses; or `options.target_kl` is set, and the loss returns no
-            `approx_kl`.
+        ConfigError: the options are not those in force (`algorithm.resolved_options`); or a function of the
+            algorithm returned what `algorithm_checks.py` refuses; or `options.target_kl` is set, and the loss
+            returns no `approx_kl`.
         TypeError: the loss is not a single number; JAX's message has its shape.
     """
-    hint = "give an update resolved_options(config) in place of config.ppo"
-    require(options.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
-    given, declared = sorted(options.coefficients), sorted(algorithm.coefficients)
-    expected = f"the coefficients of the algorithm, {declared}"
-    require(given == declared, "ppo.coefficients", given, expected, hint)
+    check_options(options, algorithm)
     # Numbers folded into `key`: 0 to epochs - 1 for the minibatches of each epoch (`draw_minibatches`), `epochs`
     # for the loss, and `epochs + 1` for `prepare`.
     indices = draw_minibatches(key, rollout, options, shard)

@@ -19,8 +19,8 @@ ORDER = [
     "device_report", "update_memory", "random_rollout",
     "session", "out_of_memory", "schedules", "provenance", "evaluate", "report", "session_environments", "rollout",
     "groups", "learner", "session_arrays", "runs", "devices", "data_parallel", "process_tuning", "config_checks",
-    "algorithms", "ppo", "update", "algorithm_checks", "minibatches", "algorithm", "categorical", "network_forms",
-    "fast", "networks", "network_interface", "layers", "frames",
+    "algorithms", "ppo", "update", "algorithm_checks", "minibatches", "algorithm", "categorical", "network_advice",
+    "network_forms", "fast", "networks", "network_interface", "layers", "cpu_convolution", "frames",
     "hardware", "cli", "dialects", "traced_options", "config_dicts", "config", "option_forms", "envs", "imports",
     "output", "registry", "keys", "checks", "errors",
 ]  # fmt: skip
@@ -145,6 +145,7 @@ def test_who_imports(package, rooms):
         "network_interface",
         "frames",
         "layers",
+        "cpu_convolution",
         "algorithms.rnd",
         "algorithms.vtrace",
     ],
@@ -153,8 +154,8 @@ def test_the_algorithm_does_no_input_or_output(module):
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     rooms = {room(name) for name in arrows()[module]}
     assert rooms <= {
-        "algorithm", "algorithm_checks", "categorical", "config", "envs", "errors", "frames", "layers",
-        "minibatches", "network_interface", "networks", "ppo", "registry", "traced_options",
+        "algorithm", "algorithm_checks", "categorical", "config", "cpu_convolution", "envs", "errors", "frames",
+        "layers", "minibatches", "network_interface", "networks", "ppo", "registry", "traced_options",
     }  # fmt: skip
     outer = {name.split(".")[0] for name in imports(path)} - {"jaxrl_atari"}
     standard = {

@@ -20,8 +20,8 @@ from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.fast import nature_features
-from jaxrl_atari.fast.programs import features_by_hand
+from jaxrl_atari.fast import by_hand
+from jaxrl_atari.fast.comparison import features_by_hand
 from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
@@ -33,6 +33,7 @@ from jaxrl_atari.frames import (
 )
 from jaxrl_atari.groups import empty_past
 from jaxrl_atari.layers import Conv, in_chunks
+from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, Outputs, apply_module, init_params, make_module
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
@@ -179,8 +180,8 @@ def shipped(name, dtype="float32", conv="plain"):
 
 
 def products(chunk, dtype="float32"):
-    """The Nature network with features of `nature_features`, on stacks of images."""
-    features = features_by_hand(partial(nature_features.features, dtype=jnp.dtype(dtype), chunk=chunk))
+    """The Nature network with features of `fast/by_hand.py`, on stacks of images."""
+    features = features_by_hand(partial(by_hand.features, dtype=jnp.dtype(dtype), chunk=chunk))
     module = NatureActorCritic(ACTIONS, jnp.dtype(dtype), features_by_hand=features)
     return lambda params, x: apply_module(module, params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))))[:2]
 
@@ -201,8 +202,8 @@ def outputs_and_gradients(apply, name, n):
     return gradients_and_outputs(apply)(perturbed(first_params(name)), random_stacks(n))[::-1]
 
 
-N = 131  # five chunks of 32, the last one not full; nine of 16, which are more than `nature_features` unrolls
-assert nature_features.UNROLLED < N / 16
+N = 131  # five chunks of 32, the last one not full; nine of 16, which are more than `by_hand` unrolls
+assert by_hand.UNROLLED < N / 16
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ def test_initialisation():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_acting_params_change_no_bit_of_the_outputs(dtype):
     params, run = perturbed(first_params("nature")), jax.jit(products(32, dtype))
-    prepared = nature_features.acting_params(params, jnp.dtype(dtype))
+    prepared = by_hand.acting_params(params, jnp.dtype(dtype))
     assert prepared["dense"]["kernel"].dtype == dtype
     jax.tree.map(np.testing.assert_array_equal, run(prepared, random_stacks(16)), run(params, random_stacks(16)))
 
@@ -391,7 +392,7 @@ def test_an_edit_behind_the_features_keeps_them_by_hand(call, monkeypatch):
     monkeypatch.setattr(networks, "NatureActorCritic", edited(call))
     network = make_network(NetworkConfig(), ACTIONS, "cpu")
     assert network.layout == BLOCKED
-    assert not network.advice
+    assert not network_advice(NetworkConfig(), ACTIONS, "cpu")
     written = edited(call)(ACTIONS, for_cpu=True)  # without `features_by_hand`
     params = perturbed(jax.jit(partial(init_params, written))(jax.random.key(1)))
 
@@ -533,7 +534,7 @@ def edited_call(call):
     ],
 )
 def test_an_edit_of_the_features_is_what_a_cpu_computes(edit, device_class, said, monkeypatch):
-    assert by_hand(make_network(NetworkConfig(), ACTIONS, device_class))
+    assert is_by_hand(make_network(NetworkConfig(), ACTIONS, device_class))
     monkeypatch.setattr(networks, "NatureActorCritic", edit(monkeypatch))
     network = make_network(NetworkConfig(), ACTIONS, device_class)
     module = make_module(NetworkConfig(), ACTIONS, network.dtype)
@@ -542,11 +543,12 @@ def test_an_edit_of_the_features_is_what_a_cpu_computes(edit, device_class, said
     params = perturbed(jax.jit(partial(init_params, module))(jax.random.key(1)))
     got, expected = network.apply(params, seen), apply_module(module, params, seen)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=0.02, atol=0.02), got, expected)
-    assert said in network.advice
-    assert "\n" not in network.advice
+    advice = network_advice(NetworkConfig(), ACTIONS, device_class)
+    assert said in advice
+    assert "\n" not in advice
 
 
-def by_hand(network):
+def is_by_hand(network):
     return network.layout == BLOCKED
 
 
@@ -564,9 +566,8 @@ def test_advice_names_no_layer_that_is_computed_by_hand():
             nn.share_scope(self, features)
             return networks.heads(features(stacks), self.num_actions)
 
-    network = registered("both", Both)
-    assert by_hand(network)
-    assert not network.advice
+    assert is_by_hand(registered("both", Both))
+    assert not network_advice(NetworkConfig(name="both"), ACTIONS, "cpu")
 
 
 def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):
@@ -578,10 +579,11 @@ def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):
     monkeypatch.setattr(jax.export, "symbolic_shape", fails)
     monkeypatch.setattr(networks, "NatureActorCritic", type("Again", (NatureActorCritic,), {}))  # none is kept
     network = make_network(NetworkConfig(), ACTIONS, "cpu")
-    assert not by_hand(network)
+    assert not is_by_hand(network)
     expected = NOT_BY_HAND.format("Again") + "NotImplementedError: no such): training is slower than with"
-    assert expected in network.advice
-    assert "edited" not in network.advice
+    advice = network_advice(NetworkConfig(), ACTIONS, "cpu")
+    assert expected in advice
+    assert "edited" not in advice
 
 
 def test_an_edit_of_the_layer_is_what_a_cpu_computes(monkeypatch):
@@ -591,8 +593,8 @@ def test_an_edit_of_the_layer_is_what_a_cpu_computes(monkeypatch):
     monkeypatch.setattr(networks, "NatureActorCritic", type("Again", (NatureActorCritic,), {}))  # none is kept
     for device_class in ("cpu", "amx cpu"):
         network = make_network(NetworkConfig(), ACTIONS, device_class)
-        assert not by_hand(network)
-        assert EDITED in network.advice
+        assert not is_by_hand(network)
+        assert EDITED in network_advice(NetworkConfig(), ACTIONS, device_class)
 
 
 def test_an_edit_that_computes_the_same_costs_nothing(monkeypatch):
@@ -600,13 +602,20 @@ def test_an_edit_that_computes_the_same_costs_nothing(monkeypatch):
         """Another comment, another name."""
 
     monkeypatch.setattr(networks, "NatureActorCritic", Renamed)
-    assert by_hand(make_network(NetworkConfig(), ACTIONS, "cpu"))
+    assert is_by_hand(make_network(NetworkConfig(), ACTIONS, "cpu"))
+
+
+@pytest.mark.parametrize(("classes", "conv"), [(["gpu"], "layers"), (["gpu", "cpu"], "by_hand")])
+def test_a_gpu_that_computes_the_gradients_for_cpus_is_no_secret(classes, conv):
+    assert f"network.conv = {conv}: a GPU learns or acts" in network_advice(
+        NetworkConfig(conv=conv), ACTIONS, *classes
+    )
 
 
 @every
 @pytest.mark.parametrize("device_class", ["cpu", "gpu"])
 def test_there_is_no_advice_on_a_shipped_network(name, device_class):
-    assert not make_network(NetworkConfig(name=name), ACTIONS, device_class).advice
+    assert not network_advice(NetworkConfig(name=name), ACTIONS, device_class)
 
 
 def registered(name, network):
@@ -646,11 +655,11 @@ def test_a_network_of_the_users_has_gradients_for_cpus():
     fast, slow = registered("small", Small), registered("without", Without)
     assert "optimization_barrier" in program(fast)  # `layers.kernel_gradient`
     assert "optimization_barrier" not in program(slow)
-    assert not fast.advice
-    assert "Without: the gradients of Conv_0 are many times slower" in slow.advice
-    assert "for_cpu=self.for_cpu" in slow.advice
-    # The advice is about CPUs.
-    assert not make_network(NetworkConfig(name="without", conv="by_hand"), ACTIONS, "gpu").advice
+    assert not network_advice(NetworkConfig(name="small"), ACTIONS, "cpu")
+    advice = network_advice(NetworkConfig(name="without"), ACTIONS, "cpu")
+    assert "Without: the gradients of Conv_0 are many times slower" in advice
+    assert "for_cpu=self.for_cpu" in advice
+    assert not network_advice(NetworkConfig(name="without"), ACTIONS, "gpu")  # it is about CPUs
 
 
 def test_the_advice_names_each_slow_layer_once_and_by_its_path():
@@ -672,7 +681,8 @@ def test_the_advice_names_each_slow_layer_once_and_by_its_path():
             x = x.reshape(len(stacks), -1)
             return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[..., 0]
 
-    advice = registered("blocks", Blocks).advice
+    registered("blocks", Blocks)
+    advice = network_advice(NetworkConfig(name="blocks"), ACTIONS, "cpu")
     assert "the gradients of Conv_0, Block_0/Conv_0, Block_1/Conv_0 are many times slower" in advice
 
 
@@ -796,6 +806,14 @@ def test_a_recurrent_network_returns_a_memory_of_the_form_that_it_is_given(chang
     expected = rf"network = 'Edited': expected a carry of the form that it is given, .*float32.*it is {got}"
     with pytest.raises(ConfigError, match=expected):
         jax.eval_shape(partial(apply_module, module), first_params("nature_lstm"), observation)
+
+
+def test_a_network_whose_memory_is_empty_is_refused():
+    """As one with a switch for its memory may have it."""
+    network = type("Switched", (NatureLSTM,), {"initial_carry": lambda self, num_envs: ()})
+    expected = r"network = 'Switched': expected an initial_carry of one array or more.*it returns \(\)"
+    with pytest.raises(ConfigError, match=expected):
+        init_params(network(ACTIONS), jax.random.key(0))
 
 
 def test_a_recurrent_network_without_a_memory_is_refused():

@@ -14,7 +14,7 @@ import pytest
 
 from jaxrl_atari import rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.fast.nature_features import UNROLLED, chunk_size
+from jaxrl_atari.fast.by_hand import UNROLLED, chunk_size
 from jaxrl_atari.groups import empty_past
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.network_forms import make_network
@@ -195,7 +195,7 @@ def test_no_convolution_in_a_loop_of_the_update():
 
 
 def test_the_update_moves_data_once():
-    """What `nature_features.py` says about fusion."""
+    """What `fast/by_hand.py` says about fusion."""
     program = program_of_the_update()
     bodies = ["\n".join(lines) for lines in computations(program).values()]
     padded = [body for body in bodies if " pad(" in body]

@@ -7,26 +7,25 @@ convolutions by way of float32.
 
 **What.** The features are three convolutions and a dense layer. They are in the package three times:
 
-    where                           how it is written            what for
-    networks.NatureFeatures         layers                       the features, and the place to edit them
-    nature_features.features        matrix products, by hand     computes them fast on CPUs
-    programs.features_as_shipped    layers, in a few lines       what nature_features computes; never edited
+    where                             how it is written           what for
+    networks.NatureFeatures           layers                      the features, and the place to edit them
+    by_hand.features                  matrix products, by hand    computes them fast on CPUs
+    comparison.features_as_shipped    layers, in a few lines      what by_hand computes; never edited
 
 What a network does with its features, such as heads or an LSTM, is in `networks.py` alone. An edit of it costs no
 speed.
 
-**When.** `nature_features.py` runs where only CPUs learn and act, unless `network.conv` is `plain` or `layers`.
+**When.** `by_hand.py` runs where only CPUs learn and act, unless `network.conv` is `plain` or `layers`.
 Elsewhere `NatureFeatures` runs with its layers. If you edit it or one of its layers, the layers run everywhere:
-when a network is made, it is compared with `features_as_shipped`. The comparison misses two kinds of edit, which
-`programs.py` names.
+when a network is made, they are compared with `features_as_shipped`. The comparison misses two kinds of edit,
+which `comparison.py` names.
 
-**How to read it.** First the top of `layers.py`, which names what XLA's CPU backend does badly. Then
-`nature_features.py`, which begins with the equations and small pictures of its data.
+**How to read it.** First the top of `cpu_convolution.py`, which names what XLA's CPU backend does badly. Then
+`by_hand.py`, which begins with the equations and small pictures of its data.
 
-**What it costs.** 590 lines here. Elsewhere: the rules and arrangements of data at the end of `layers.py`, a
-second layout of frames (`frames.BLOCKED`, `arrange_stacks`, `map_images`), the field `features_by_hand` and
-`HiddenStacks`, `Network.acting_params`, the third form in `network_forms.py`, and a rule for authors of a loss
-that changes pictures (docs/idea.md).
+**What it costs.** 610 lines here. Elsewhere: a second layout of frames (`frames.BLOCKED`, `arrange_stacks`,
+`map_images`), the field `features_by_hand` and `HiddenStacks`, `Network.acting_params`, the third form in
+`network_forms.py`, and a rule for authors of a loss that changes pictures (docs/idea.md).
 
 **When to delete it.** Once training with `network.conv = layers` is at least 0.95 times as fast as with `by_hand`,
 in both types (`benchmark --compare network.conv=by_hand,layers`). Do not judge by the gradients alone: a layer

@@ -39,8 +39,8 @@ Parameters, and the arrays of their gradients, are float32. The rest is computed
 stride of 4 becomes one of 1; the first layer returns its output in the blocks of the second. `block_kernels` draws
 this. With stride 1, X is made by copies of shifted views of an image, which `windows` draws.
 
-**Rules.** What XLA's CPU backend does badly is at the top of `layers.py`: the rules "words", "halves", "stack" and
-"moved transpose", by which the code refers to them. Two more are for this file:
+**Rules.** What XLA's CPU backend does badly is at the top of `cpu_convolution.py`: the rules "words", "halves",
+"stack" and "moved transpose". The code refers to them by these names. Two more are for this file:
 
     remade windows      JAX's own derivative keeps the windows for the backward pass. In a loop over chunks it is
                         faster to make them again than to read them from memory, so only the input and the outputs
@@ -62,17 +62,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxrl_atari.cpu_convolution import as_words, block_kernel, from_words, once_differentiable
 from jaxrl_atari.frames import BLOCK, BLOCKED, STACK
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import (
-    UNROLLED,
-    as_words,
-    block_kernel,
-    from_chunks,
-    from_words,
-    once_differentiable,
-    to_chunks,
-)
+from jaxrl_atari.layers import UNROLLED, from_chunks, to_chunks
 
 KERNELS = {"conv1": (8, 8, STACK, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64), "dense": (3136, 512)}
 """The shapes of the kernels from which this file computes."""
@@ -99,7 +92,7 @@ def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Arra
     chex.assert_shape(stacks, (None, rows, columns, STACK * channels))
     # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact, and rounds the
     # gradient to `dtype`.
-    out3 = torso_in_chunks(block_kernels(params), stacks, dtype, chunk).astype(dtype)
+    out3 = torso_in_chunks(stacks, block_kernels(params), dtype, chunk).astype(dtype)
     # The product is float32. The bias is rounded to `dtype` all the same, because flax's `nn.Dense` rounds it.
     return nn.relu(dense(out3, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype))
 
@@ -172,7 +165,7 @@ def block_kernels(params: Any) -> Kernels:
     return Kernels(w1, b1, w2, b2, w3, b3)
 
 
-def torso_in_chunks(kernels: Kernels, blocks: jax.Array, dtype: Any, size: int) -> jax.Array:
+def torso_in_chunks(blocks: jax.Array, kernels: Kernels, dtype: Any, size: int) -> jax.Array:
     """The torso in chunks of at most `size` samples: uint8 [N, 21, 21, 64] -> float32 [N, 3136]."""
     n = len(blocks)
     count = -(-n // size)
@@ -282,8 +275,7 @@ def first_layer_backward(blocks: jax.Array, out: jax.Array, g: jax.Array) -> tup
     db = g.sum((0, 1, 2)).reshape(4, -1).sum(0)  # over samples, blocks and the pixels of a block
     # G without blocks and transposed, [32, N, 20, 20], in two halves of the samples (rules "words", "halves").
     words = as_words(g.astype(out.dtype))
-    half = len(words) // 2
-    halves = [unblocked_outputs_first(words[:half]), unblocked_outputs_first(words[half:])]
+    halves = [unblocked_outputs_first(half) for half in jnp.array_split(words, 2)]
     channels_first = jnp.concatenate(halves, axis=1)
     # For each place p = (i, j), G shifted by p, so that G_q lies at the block q + p: [4 * 32, N * 21 * 21].
     pads = [((0, 0), (0, 0), (i, 1 - i), (j, 1 - j)) for i, j in places(2)]

@@ -1,25 +1,25 @@
 """Whether the features of a network can be computed by hand: a comparison of programs, and a trial.
 
-**The comparison** says whether `networks.NatureFeatures` still computes what `nature_features.py` computes.
-`features_as_shipped` computes it in a few lines. It uses no layer of this package, so that an edit of one, as of
-`layers.Conv`, changes `NatureFeatures` and not this function. First the shapes of the kernels are compared, and
-then the programs that JAX makes of the two. (It makes them in less than a second. To compare numbers, it would
-have to compile the programs as well.)
+**The comparison** (`is_as_shipped`) says whether `networks.NatureFeatures` still computes what `by_hand.py`
+computes. `features_as_shipped` computes it in a few lines. It uses no layer of this package, so that an edit of
+one, as of `layers.Conv`, changes `NatureFeatures` and not this function. First the shapes of the kernels are
+compared, and then the programs that JAX makes of the two. (It makes them in less than a second. To compare
+numbers, it would have to compile the programs as well.)
 
 The number of samples is a symbol, so programs are compared for all numbers at once: an edit that treats few
 samples and many differently is noticed. A single sample, which broadcasts, is compared too. Two kinds of edit are
-not noticed, and `nature_features.py` still computes the features as they were:
+not noticed, and `by_hand.py` still computes the features as they were:
 
 - a test for one particular number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
 - an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false. To
   try such an edit, move it out of the branch.
 
-**The trial** says whether a network can be used with features by hand. It cannot if it reads the pixels itself, or
-if it has an edited copy of `NatureFeatures`.
+**The trial** (`try_by_hand`) says whether a network can be used with features by hand. It cannot if it reads the
+pixels itself, or if it has an edited copy of `NatureFeatures`.
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import flax.linen as nn
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict
 from jax import lax
 
-from jaxrl_atari.fast.nature_features import KERNELS
+from jaxrl_atari.fast.by_hand import KERNELS
 from jaxrl_atari.frames import FRAME_SIZE, STACK
 from jaxrl_atari.network_interface import FeaturesByHand, apply_module, empty_observation, init_params
 from jaxrl_atari.networks import NatureFeatures
@@ -37,6 +37,7 @@ Features = Callable[[Any, jax.Array], jax.Array]
 """Parameters, stacks -> features."""
 
 
+@cache
 def why_not_by_hand(module: Any) -> str:
     """Why the features of this network cannot be computed by hand; empty if they can.
 
@@ -50,22 +51,35 @@ def why_not_by_hand(module: Any) -> str:
     params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
     if None in kernel_shapes(params).values():
         return f"{name} lacks one of the layers {', '.join(KERNELS)} of networks.nature_features"
-    edited = "networks.NatureFeatures, or a layer of it, was edited"
-    features = NatureFeatures(module.dtype)
-    own_params = jax.eval_shape(features.init, jax.random.key(0), pictures(1))["params"]
-    if kernel_shapes(own_params) != KERNELS:
-        return edited
-    as_shipped = partial(features_as_shipped, dtype=module.dtype)
     try:
-        own = programs_of(partial(_apply, features), own_params)
-        if own != programs_of(as_shipped, own_params):
-            return edited
-        tried = module.clone(features_by_hand=features_by_hand(as_shipped))
-        jax.eval_shape(partial(apply_module, tried), params, empty_observation(module))
+        if not is_as_shipped(module.dtype):
+            return "networks.NatureFeatures, or a layer of it, was edited"
+        try_by_hand(module, params)
     except Exception as error:  # the layers then compute the features, and show any error of their own
         why = str(error).partition("\n")[0]
         return f"the features of {name} cannot be computed by hand ({type(error).__name__}: {why})"
     return ""
+
+
+def is_as_shipped(dtype: Any) -> bool:
+    """The comparison: whether `networks.NatureFeatures` computes in `dtype` what `features_as_shipped` does."""
+    features = NatureFeatures(dtype)
+    params = jax.eval_shape(features.init, jax.random.key(0), pictures(1))["params"]
+    if kernel_shapes(params) != KERNELS:
+        return False
+    as_shipped = partial(features_as_shipped, dtype=dtype)
+    return programs_of(partial(_apply, features), params) == programs_of(as_shipped, params)
+
+
+def try_by_hand(module: Any, params: Any) -> None:
+    """The trial: traces the network with features by hand. It raises what the network then raises.
+
+    Args:
+        params: shapes of the network's parameters.
+    """
+    features = features_by_hand(partial(features_as_shipped, dtype=module.dtype))
+    by_hand = module.clone(features_by_hand=features)
+    jax.eval_shape(partial(apply_module, by_hand), params, empty_observation(module))
 
 
 def features_by_hand(compute: Features) -> FeaturesByHand:
@@ -80,7 +94,7 @@ def features_by_hand(compute: Features) -> FeaturesByHand:
 
 
 def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array:
-    """What `nature_features.features` computes, layer by layer: a copy of `networks.NatureFeatures`, on purpose.
+    """What `by_hand.features` computes, layer by layer: a copy of `networks.NatureFeatures`, on purpose.
 
     Args:
         params: of the network.
