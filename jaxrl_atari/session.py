@@ -38,7 +38,7 @@ from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.schedules import current_options, learning_rate
-from jaxrl_atari.session_arrays import first_arrays, resumed_arrays
+from jaxrl_atari.session_arrays import first_arrays, resume_arrays
 from jaxrl_atari.session_environments import SessionEnvironments, start_environments
 
 
@@ -66,7 +66,8 @@ def run_session(
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
         ends_early: asked before each rollout while the budget lasts; once it is true, the session ends as if its
-            budget were spent.
+            budget were spent. Of several processes (`devices.distributed`), either all give one or none does,
+            because the answers are summed over all; one that is true ends the session in each.
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint, if any, is kept), a file cannot be
@@ -147,8 +148,8 @@ class Session:
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
-    stop_requested: Callable[[], bool]
-    ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
+    stop_requested: Callable[[], bool] = lambda: False
+    ends_early: Callable[[], bool] | None = None  # None: nothing but the budget ends the session
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
@@ -316,17 +317,10 @@ def open_session(
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         outputs.message("starting the games and the network")
-        session = _make_session(
-            config,
-            placement,
-            session_dir,
-            config.seed + session_number,
-            outputs,
-            exits,
-            resume=resume,
-            stop_requested=stop_requested,
-            ends_early=ends_early,
-        )
+        seed = config.seed + session_number
+        session = _make_session(config, placement, session_dir, seed, outputs, exits, resume=resume)
+        session.stop_requested = stop_requested
+        session.ends_early = ends_early
         if keep_dir is not None:  # nothing can be refused any more: a new directory stays
             keep_dir()
         yield session
@@ -341,15 +335,12 @@ def _make_session(
     exits: contextlib.ExitStack,
     *,
     resume: bool,
-    stop_requested: Callable[[], bool],
-    ends_early: Callable[[], bool] | None,
 ) -> Session:
     """Makes a session from its parts.
 
-    The order matters. The environments come before the network, because they give the number of actions. The logs
-    come after all that may fail on a wrong option or a damaged checkpoint, because opening them truncates files.
-
-    The arrays of the checkpoint are freed at the end, because the learner has a copy: 20 MB for `nature`.
+    The order matters. A checkpoint of another network is refused before a game starts. The environments come
+    before the network, because they give the number of actions. The logs come after all that may fail on a wrong
+    option or a damaged checkpoint, because opening them truncates files.
 
     Args:
         seed: seed of the session.
@@ -360,29 +351,21 @@ def _make_session(
     say = outputs.message
     # It also covers the training, until the session is closed.
     exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
-
-    # What it continues from. Another network is refused before a game starts.
-    network_for = partial(_network_for, config.network, placement)
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
+    network_for = partial(_network_for, config.network, placement)
+
+    # What it continues from. These arrays are freed when this function returns, because the learner has a copy.
     checkpoints = Checkpoints(session_dir, say)
-    resumed = checkpoints.resume() if resume else None
+    resumed, arrays = None, {}
+    if resume:
+        resumed, arrays = resume_arrays(checkpoints, network_for, algorithm, options, device=placement.home)
     progress = Progress(resumed.meta if resumed else {})
-    arrays: dict[str, Any] = {}
-    if resumed is not None:
-        network = network_for(resumed.meta["num_actions"])
-        arrays = resumed_arrays(resumed, network, algorithm, options, device=placement.home)
-        checkpoints.set_damaged_aside(resumed.damaged)
 
     # What plays, learns and evaluates.
+    make = partial(make_groups, config, placement, network_for)
     environments = start_environments(
-        partial(make_groups, config, placement, network_for),
-        config.env,
-        seed=seed,
-        progress=progress,
-        checkpoints=checkpoints,
-        resumed=resumed,
-        say=say,
+        make, config.env, seed=seed, progress=progress, checkpoints=checkpoints, resumed=resumed, say=say
     )
     exits.callback(environments.close)
     network = network_for(environments.num_actions)
@@ -393,6 +376,7 @@ def _make_session(
         arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
     learner = make_learner(config.overlap, placement, network, algorithm, arrays, check=config.devices.check)
     exits.callback(learner.close)
+    was_evaluating = "evaluation" in arrays  # at the checkpoint
     evaluator = None
     if leads and config.evaluation.every_env_steps:
         evaluator = Evaluator(
@@ -404,18 +388,13 @@ def _make_session(
             writer=outputs,
         )
         exits.callback(evaluator.close)
-        if "evaluation" in arrays:  # it was running at the checkpoint
+        if was_evaluating:
             evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)
 
     # What is written down.
     if leads:
         open_logs(
-            config,
-            session_dir,
-            progress,
-            outputs,
-            starts_anew=resumed is None,
-            was_evaluating="evaluation" in arrays,
+            config, session_dir, progress, outputs, starts_anew=resumed is None, was_evaluating=was_evaluating
         )
     log = SessionLog(
         outputs,
@@ -428,6 +407,7 @@ def _make_session(
         in_progress=environments.in_progress,
         compiled=compile_clock(),
     )
+
     session = Session(
         config=config,
         seed=seed,
@@ -439,8 +419,6 @@ def _make_session(
         log=log,
         evaluator=evaluator,
         checkpoints=checkpoints if leads else None,
-        stop_requested=stop_requested,
-        ends_early=ends_early,
     )
     say(f"device: {session.device_text()}")
     if resumed is not None:

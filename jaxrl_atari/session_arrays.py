@@ -1,5 +1,6 @@
 """The arrays of a session, which a checkpoint holds: their first values, and their shapes for a restore."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from jaxrl_atari.algorithm import Algorithm
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.network_interface import Network, init_params, make_module
-from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
+from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
 from jaxrl_atari.update import init_train_state
 
 
@@ -35,23 +36,36 @@ def first_arrays(
     return jax.device_put(arrays, device)
 
 
-def resumed_arrays(
-    resumed: ResumedCheckpoint, network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
-) -> dict[str, Any]:
-    """The arrays of a checkpoint: those of `first_arrays`, and `acting` and `evaluation`, if it has them.
+def resume_arrays(
+    checkpoints: Checkpoints,
+    network_for: Callable[[int], Network],
+    algorithm: Algorithm,
+    options: PPOConfig,
+    *,
+    device: jax.Device,
+) -> tuple[ResumedCheckpoint | None, dict[str, Any]]:
+    """The newest sound checkpoint of a session and its arrays; None and no arrays if there is no checkpoint.
+
+    The arrays are those of `first_arrays`, and `acting` and `evaluation`, if it has them. Newer checkpoints, which
+    are damaged, are set aside.
 
     Args:
+        network_for: number of actions -> the network of the session.
         options: as `resolved_options` returns them.
         device: where the arrays are put.
 
     Raises:
-        UserError: the checkpoint holds another network or optimiser.
+        UserError: the checkpoint holds another network or optimiser, or there are checkpoints and none is sound.
     """
-    target = abstract_arrays(network, algorithm, options, device=device)
+    resumed = checkpoints.resume()
+    if resumed is None:
+        return None, {}
+    target = abstract_arrays(network_for(resumed.meta["num_actions"]), algorithm, options, device=device)
     arrays = resumed.to_devices("arrays", target)
     for item in resumed.items.keys() - {"arrays"}:  # these have the form of the parameters
         arrays[item] = resumed.to_devices(item, arrays["train_state"].params)
-    return arrays
+    checkpoints.set_damaged_aside(resumed.damaged)
+    return resumed, arrays
 
 
 def abstract_arrays(
