@@ -59,7 +59,6 @@ class EnvGroup:
     Args:
         pool: the emulators; whoever made it closes it.
         network: the network that acts.
-        rollout_length: T, steps of each of its rollouts.
         device: where the network acts.
         rules: rules of the protocol; they define which rewards and terminals learning sees.
         first_env: number of the first environment in the session.
@@ -71,43 +70,35 @@ class EnvGroup:
         pool: EnvPool,
         network: Network,
         *,
-        rollout_length: int,
         device: jax.Device,
         rules: Rules,
         first_env: int = 0,
         check: bool = False,
     ):
-        self.newest: EnvStep
-        self.episodes: EpisodeCounter
-        self.past: Past
         self.first_env = first_env
         self.pool = pool
         self.device = device
-        self.rollout_length = rollout_length
         self.network = network
         self.rules = rules
         self.check = check
         numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
         self.env_index = jax.device_put(numbers, device)
         """Numbers of the environments in the session, int32 [B]."""
+
+        self.newest = pool.reset()
+        self.episodes = EpisodeCounter(pool.num_envs)
         with jax.default_device(device):
             past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
-        self._start_from(pool.reset(), EpisodeCounter(pool.num_envs), past)
+        self.past = jax.device_put(past, device)
 
-    def _start_from(self, newest: EnvStep, episodes: EpisodeCounter, past: Past) -> None:
-        """Sets what the next rollout starts from."""
-        self.newest = newest
-        self.episodes = episodes
-        self.past = jax.device_put(past, self.device)
-
-    def advance(self, newest: EnvStep, number: int) -> list[FinishedGame]:
+    def advance(self, newest: EnvStep, t: int) -> list[FinishedGame]:
         """Goes on to the newest step of the emulators. Returns the games that it ended.
 
         Args:
-            number: number of the step, for `FinishedGame.step`.
+            t: number of the step, for `FinishedGame.step`.
         """
         self.newest = newest
-        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest, number)]
+        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest, t)]
 
     def take_games(self) -> tuple[GamesInProgress, Segment] | None:
         """Ends a segment of the log of actions, for a checkpoint between two rollouts.
@@ -131,10 +122,10 @@ class EnvGroup:
             games: the first part of what `take_games` returned when the checkpoint was written.
             carry: `past.carry` of that time.
         """
-        newest, frames, age, episodes = restore_games(self.pool, self.newest, games)
+        self.newest, frames, age, self.episodes = restore_games(self.pool, self.newest, games)
         with jax.default_device(self.device):
             past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
-        self._start_from(newest, episodes, past)
+        self.past = jax.device_put(past, self.device)
 
 
 # --- All groups of a session -------------------------------------------------------------------------------------
@@ -147,10 +138,10 @@ def make_groups(
 
     They are numbered 0 .. B-1, dealt to the learner's devices in blocks, and each block to groups.
 
-    Whoever calls it closes their pools. If one cannot be made, those before it are closed here.
+    Whoever calls it closes their pools. If a group cannot be made, the pools before it are closed here.
 
     Args:
-        network_for: number of actions -> the network of the session.
+        network_for: number of actions -> the network of the session, which is the same for all groups.
         seed: seed of the games.
         first_step: steps that each environment made before a resume that starts new games.
 
@@ -158,38 +149,39 @@ def make_groups(
         For each of this process's learner devices, its groups.
     """
     env = config.env
-    devices = len(placement.learner)
-    per_device = env.num_groups or 1
-    size = env.num_envs // (devices * per_device)
-    anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
-
-    def make(learner: jax.Device, actor: jax.Device, number: int, pools: ExitStack) -> EnvGroup:
-        first_env = (placement.learner.index(learner) * per_device + number) * size
-        pool = make_pool(
-            env.backend, env.game_name, size,
-            seed=seed,
-            first_env=first_env,
-            num_threads=env.num_threads,
-            rules=env.rules,
-            anchor_steps=0 if config.unrecorded_reason else anchor_steps,
-            first_step=first_step,
-            gymnasium=env.gymnasium,
-        )  # fmt: skip
-        pools.callback(pool.close)
-        return EnvGroup(
-            pool,
-            network_for(pool.num_actions),
-            rollout_length=config.ppo.rollout_length,
-            device=actor,
-            rules=env.rules,
-            first_env=first_env,
-            check=config.devices.check,
-        )
-
+    envs_per_device = env.num_envs // len(placement.learner)
+    size = envs_per_device // (env.num_groups or 1)
+    groups: list[list[EnvGroup]] = []
     with ExitStack() as pools:
-        groups = [
-            [make(learner, actor, number, pools) for number in range(per_device)]
-            for learner, actor in zip(placement.local_learner, placement.actors, strict=True)
-        ]
-        pools.pop_all()  # none is closed
+        for learner, actor in zip(placement.local_learner, placement.actors, strict=True):
+            first_of_device = placement.learner.index(learner) * envs_per_device
+            on_device: list[EnvGroup] = []
+            for first_env in range(first_of_device, first_of_device + envs_per_device, size):
+                pool = _make_pool(config, size, seed=seed, first_env=first_env, first_step=first_step)
+                pools.callback(pool.close)
+                network = network_for(pool.num_actions)
+                group = EnvGroup(
+                    pool, network, device=actor, rules=env.rules, first_env=first_env, check=config.devices.check
+                )
+                on_device.append(group)
+            groups.append(on_device)
+        pools.pop_all()  # all groups are made: none is closed
     return groups
+
+
+def _make_pool(config: Config, num_envs: int, *, seed: int, first_env: int, first_step: int) -> EnvPool:
+    """The emulators of a group, as the config describes them."""
+    env = config.env
+    anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
+    return make_pool(
+        env.backend,
+        env.game_name,
+        num_envs,
+        seed=seed,
+        first_env=first_env,
+        num_threads=env.num_threads,
+        rules=env.rules,
+        anchor_steps=0 if config.unrecorded_reason else anchor_steps,
+        first_step=first_step,
+        gymnasium=env.gymnasium,
+    )

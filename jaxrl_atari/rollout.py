@@ -44,9 +44,8 @@ With several processes, the games differ from those of one: an environment then 
 one after the other:
 
     EnvGroup            emulators that step together, and what their next rollout starts from (`groups.py`)
-    RolloutInProgress   a rollout of a group while it is played
-    FinishedRollout     the same rollout, full and on the device
-    Rollout             the rollouts of a device's groups, joined: what an update learns from
+    RolloutInProgress   a rollout of a group while it is played; `ActorState` is its part on the device
+    Rollout             the rollouts of a device's groups, joined: what an update learns from (`algorithm.py`)
 """
 
 from __future__ import annotations
@@ -76,17 +75,20 @@ from jaxrl_atari.network_interface import Network, Observation
 
 
 class Collected(NamedTuple):
-    """Result of `collect`."""
+    """Result of `collect`.
+
+    Its times are of the loop, once the first actions were sent. The policy of step T may run on after it.
+    """
 
     rollouts: list[Rollout]  # one for each of this process's learner devices
     env_steps: int  # over all processes; auto-reset steps do not count
     games: list[FinishedGame]  # over all processes, by step, then by environment
-    waiting_seconds: float  # spent waiting for the emulators, after the first actions were sent
-    policy_seconds: float  # the rest of the time after that; the policy of step T may still run then
+    waiting_seconds: float  # for the emulators
+    other_seconds: float  # the rest: the policy, transfers, and what the host does besides
 
 
 def collect(
-    groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array, first_step: int = 0
+    groups: Sequence[Sequence[EnvGroup]], params: Sequence[Any], key: jax.Array, length: int, first_step: int = 0
 ) -> Collected:
     """One rollout: T steps of every environment.
 
@@ -94,11 +96,11 @@ def collect(
         groups: for each of this process's learner devices, its groups of environments.
         params: for each of them, the parameters to act with, on the device that acts.
         key: the source of all actions of this rollout.
+        length: T.
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
-    length = groups[0][0].rollout_length
     in_progress = [
-        [RolloutInProgress(group, key, device_params) for group in on_device]
+        [RolloutInProgress(group, key, device_params, length) for group in on_device]
         for on_device, device_params in zip(groups, params, strict=True)
     ]
     # A turn is one group of each device: the first groups take the first turn, the second groups the next.
@@ -121,13 +123,13 @@ def collect(
             start = time.perf_counter()
     all_rollouts = list(itertools.chain(*in_progress))
     waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
-    policy = time.perf_counter() - start - waiting
+    other = time.perf_counter() - start - waiting
     return Collected(
-        rollouts=[join_groups([rollout.finish() for rollout in on_device]) for on_device in in_progress],
+        rollouts=[finish_rollouts(on_device) for on_device in in_progress],
         env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
-        policy_seconds=policy,
+        other_seconds=other,
     )
 
 
@@ -154,21 +156,21 @@ class RolloutInProgress:
         send            waits for the actions, and gives them to the emulators
         receive         waits for the emulators, and records what they answer
 
-    and in step T `start_policy` alone, for the bootstrap value. Last, it calls `finish`. The rollout ends with
-    `collect`, which frees what it holds on the device.
+    and in step T `start_policy` alone, for the bootstrap value. Last, it calls `finish_rollouts`.
 
     Args:
         group: its environments. The rollout carries their state on: `newest` and `episodes` with each step, `past`
             at the end. So a group has one rollout at a time.
         key: the source of its actions.
         params: what `Network.acting_params` returned, on the group's device.
+        length: T.
     """
 
-    def __init__(self, group: EnvGroup, key: jax.Array, params: Any):
+    def __init__(self, group: EnvGroup, key: jax.Array, params: Any, length: int):
         self.group = group
         self._params = params
-        key = jax.device_put(key, group.device)
-        self._state = begin_rollout(group.past, key, group.env_index, group.rollout_length)
+        self._key = jax.device_put(key, group.device)
+        self.state = begin_rollout(group.past, length)
         self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
         self.outcomes: list[Outcome] = []  # of the steps so far
         self.waited_seconds = 0.0  # for the emulators
@@ -183,10 +185,12 @@ class RolloutInProgress:
         """
         group = self.group
         if group.check:
-            check_placement("acting", {"params": self._params, "state": self._state}, [group.device])
+            check_placement("acting", {"params": self._params, "state": self.state}, [group.device])
         newest = group.newest
         with jax.transfer_guard_host_to_device("allow"):
-            self._state, self._action = act(group.network, self._params, self._state, newest.frame, newest.first)
+            self.state, self._action = act(
+                group.network, self._params, self.state, newest.frame, newest.first, self._key, group.env_index
+            )
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
@@ -203,24 +207,27 @@ class RolloutInProgress:
         self.env_steps += int(np.sum(~newest.first))
         return self.group.advance(newest, t)
 
-    def finish(self) -> FinishedRollout:
-        """Ends the rollout, which is full. The group gets what the next one starts from."""
-        group, state = self.group, self._state
-        outcome = jax.tree.map(lambda *arrays: np.stack(arrays), *self.outcomes)
-        finished = FinishedRollout(
-            frames=state.frames,
-            steps=state.steps,
-            outcome=jax.device_put(outcome, group.device),
-            carry=group.past.carry,
-        )
-        group.past = past_of(state)
-        return finished
+
+def finish_rollouts(rollouts: Sequence[RolloutInProgress]) -> Rollout:
+    """Ends the rollouts of a device's groups, which are full. Returns them as one.
+
+    Each group gets what its next rollout starts from.
+    """
+    outcomes = [jax.tree.map(lambda *arrays: np.stack(arrays), *rollout.outcomes) for rollout in rollouts]
+    joined = join_groups(
+        [rollout.state for rollout in rollouts],
+        jax.device_put(outcomes, rollouts[0].group.device),
+        [rollout.group.past.carry for rollout in rollouts],
+    )
+    for rollout in rollouts:
+        rollout.group.past = past_of(rollout.state)
+    return joined
 
 
 class Outcome(NamedTuple):
     """What learning sees of the emulators' answer to a step, [B], or of all answers in a rollout, [T, B].
 
-    NumPy arrays while the rollout is played, and on the device once it is finished. See `Rollout`.
+    The fields are those of `Rollout`: NumPy arrays in a step, and on the device once the rollout is finished.
     """
 
     reward: np.ndarray | jax.Array  # float32
@@ -261,8 +268,6 @@ class ActorState(NamedTuple):
     """A rollout of T steps on the device, as far as `act` has filled it."""
 
     t: jax.Array  # int32 []: the step that comes next
-    key: jax.Array
-    env_index: jax.Array  # int32 [B]: the environments' numbers in the session
     last_age: jax.Array  # int32 [B]: age of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     steps: Steps
@@ -271,36 +276,15 @@ class ActorState(NamedTuple):
     carry: Any = ()  # after the newest step
 
 
-class FinishedRollout(NamedTuple):
-    """The rollout of a group, full: all of it is on the device.
-
-    `join_groups` makes a `Rollout` of those of all groups in one program, which copies the frames once.
-    """
-
-    frames: jax.Array  # uint8 [T + 4, B, *frame]
-    steps: Steps  # [T + 1, B]
-    outcome: Outcome  # [T, B]
-    carry: Any = ()  # [B, ...]: the memory before step 0, from which the learner starts
-
-
-@partial(jax.jit, static_argnames="rollout_length")
-def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_length: int) -> ActorState:
-    """A rollout before its step 0.
-
-    Args:
-        key: the source of its actions.
-        env_index: int32 [B], the environments' numbers in the session.
-    """
+@partial(jax.jit, static_argnames="length")
+def begin_rollout(past: Past, length: int) -> ActorState:
+    """A rollout of `length` steps before its step 0."""
     # `act` donates the state, so each of its arrays must be new: none of the inputs, and no array twice.
-    last_age, env_index, key = jax.tree.map(jnp.copy, (past.age, env_index, key))
-    carry_before = jax.tree.map(jnp.copy, past.carry)
-    carry = jax.tree.map(jnp.copy, past.carry)
-    per_step = (rollout_length + 1, len(past.age))
-    frames = jnp.zeros((rollout_length + STACK, *past.frames.shape[1:]), jnp.uint8)
+    last_age, carry_before, carry = jax.tree.map(jnp.copy, (past.age, past.carry, past.carry))
+    per_step = (length + 1, len(past.age))
+    frames = jnp.zeros((length + STACK, *past.frames.shape[1:]), jnp.uint8)
     return ActorState(
         t=jnp.zeros((), jnp.int32),
-        key=key,
-        env_index=env_index,
         last_age=last_age,
         frames=frames.at[: STACK - 1].set(past.frames),
         steps=Steps(
@@ -316,7 +300,13 @@ def begin_rollout(past: Past, key: jax.Array, env_index: jax.Array, rollout_leng
 
 @partial(jax.jit, static_argnames="network", donate_argnames="state")
 def act(
-    network: Network, params: Any, state: ActorState, frame: jax.Array, first: jax.Array
+    network: Network,
+    params: Any,
+    state: ActorState,
+    frame: jax.Array,
+    first: jax.Array,
+    key: jax.Array,
+    env_index: jax.Array,
 ) -> tuple[ActorState, jax.Array]:
     """One step of the policy: stores the newest frames and samples an action for each environment.
 
@@ -325,6 +315,8 @@ def act(
         state: it is consumed.
         frame: uint8 [B, 84, 84].
         first: bool [B], true where the frame starts a game.
+        key: the source of the actions of the whole rollout.
+        env_index: int32 [B], the environments' numbers in the session.
 
     Returns:
         The state with this step filled in, and the actions, int32 [B].
@@ -338,7 +330,7 @@ def act(
     stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
     outputs = network.apply(params, Observation(stacks, first, state.carry))
     # Each environment draws with a key of its own, whatever group or device it belongs to.
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(state.key, t), state.env_index)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), env_index)
     action, log_prob = sample_action(keys, outputs.logits)
     step = Steps(age, action, log_prob, outputs.value)
     state = state._replace(
@@ -354,18 +346,23 @@ def act(
 
 @jax.jit
 def past_of(state: ActorState) -> Past:
-    """What the next rollout starts from, after step T of this one."""
-    length = len(state.steps.age) - 1
-    frames = state.frames[length : length + STACK - 1]
-    return Past(frames, state.steps.age[length - 1], state.carry_before)
+    """What the next rollout starts from, after step T of this one, which is step 0 of the next."""
+    # The frames of steps T - 3 to T - 1, and the age in step T - 1.
+    return Past(frames=state.frames[-STACK:-1], age=state.steps.age[-2], carry=state.carry_before)
 
 
 @jax.jit
-def join_groups(groups: Sequence[FinishedRollout]) -> Rollout:
-    """The rollout over all groups of a device: their environments side by side."""
-    per_step = [(each.frames, each.steps, each.outcome) for each in groups]
+def join_groups(states: Sequence[ActorState], outcomes: Sequence[Outcome], carries: Sequence[Any]) -> Rollout:
+    """The rollout of all groups of a device: their environments side by side.
+
+    Args:
+        states: of each group, after step T.
+        outcomes: of each group, [T, B].
+        carries: of each group, the memory before step 0, [B, ...]: the learner starts from it.
+    """
+    per_step = [(state.frames, state.steps, outcome) for state, outcome in zip(states, outcomes, strict=True)]
     frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *per_step)
-    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *(each.carry for each in groups))
+    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *carries)
     return Rollout(
         frames=frames,
         age=steps.age,

@@ -114,13 +114,19 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
             update_options = current_options(config, progress.env_steps)
             actor_key, update_key = session.keys(progress.updates)
             log.phase("first rollout")  # silent after the first iteration
-            collected = collect(environments.groups, learner.acting_params(), actor_key, progress.steps_per_env)
+            collected = collect(
+                environments.groups,
+                learner.acting_params(),
+                actor_key,
+                length=config.ppo.rollout_length,
+                first_step=progress.steps_per_env,
+            )
             log.phase("first update")
             metrics = learner.update(collected.rollouts, update_options, update_key)
         environments.add_finished(collected.games)
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
-        log.after_update(metrics, rate, (collected.waiting_seconds, collected.policy_seconds))
+        log.after_update(metrics, rate, (collected.waiting_seconds, collected.other_seconds))
         del collected  # frees the memory of the rollout before the next one is filled
         session.evaluate_if_due()
         session.checkpoint_if_due()

@@ -8,10 +8,10 @@ from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.groups import EnvGroup
 
 
-def group_of(pool, network, length, first_env=0, rules=PROTOCOLS["v5"]):
-    """A group with a pool, whose policy acts on the first CPU device, in rollouts of so many steps."""
+def group_of(pool, network, first_env=0, rules=PROTOCOLS["v5"]):
+    """A group with a pool, whose policy acts on the first CPU device."""
     cpu = jax.devices("cpu")[0]
-    return EnvGroup(pool, network, rollout_length=length, device=cpu, rules=rules, first_env=first_env)
+    return EnvGroup(pool, network, device=cpu, rules=rules, first_env=first_env)
 
 
 class FakePool:

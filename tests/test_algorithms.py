@@ -44,9 +44,9 @@ KEY = jax.random.key(7)
 
 
 def collected(network, params, envs=ENVS, seed=0):
-    group = group_of(Corridor(envs, seed), network, LENGTH)
+    group = group_of(Corridor(envs, seed), network)
     for number in range(2):  # in the second rollout games are in progress
-        rollout = collect([[group]], [params], jax.random.fold_in(KEY, number)).rollouts[0]
+        rollout = collect([[group]], [params], jax.random.fold_in(KEY, number), LENGTH).rollouts[0]
     return rollout
 
 
@@ -838,11 +838,11 @@ def games_won(name, seed, updates=80):
     params, network = make(FeedForward, Chain.num_actions, seed)
     state = init_train_state(params, config, algorithm, jax.random.key(seed))
     step = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
-    group = group_of(Chain(16, seed=0), network, 64)
+    group = group_of(Chain(16, seed=0), network)
     won = []
     for number in range(updates):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
-        played = collect([[group]], [state.params], act_key)
+        played = collect([[group]], [state.params], act_key, config.rollout_length)
         state, _ = step(state, played.rollouts[0], config, update_key)
         won.append([game.episode_return for game in played.games])
     return float(np.mean(np.concatenate(won[-10:])))

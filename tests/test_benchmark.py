@@ -86,9 +86,9 @@ def test_rates(clock, monkeypatch):
         SimpleNamespace(**parts) for parts in ({"env_steps": 1000}, {"state": 0}, {"row": {}})
     )
 
-    def collect(*_):
+    def collect(*_, **__):
         clock.now += 1
-        return Collected([], 30, [], waiting_seconds=0.0, policy_seconds=0.0)
+        return Collected([], 30, [], waiting_seconds=0.0, other_seconds=0.0)
 
     def iterations():
         for number in itertools.count():
@@ -150,7 +150,7 @@ def test_updates_are_measured_without_a_learning_rate(anneal, monkeypatch):
     session = SimpleNamespace(
         learner=learner, config=config, environments=SimpleNamespace(groups=[]), keys=lambda _: (0, 0)
     )
-    monkeypatch.setattr(measure, "collect", lambda *_: Collected([], 30, [], 0.0, 0.0))
+    monkeypatch.setattr(measure, "collect", lambda *_, **__: Collected([], 30, [], 0.0, 0.0))
     measure.measure_updates(measure.Training(session, iter(())), 1e-9)
     assert rates == [0.0]
 

@@ -33,11 +33,11 @@ def test_learns_to_walk_to_the_lamp():
         jax.random.key(0),
     )
     learn = jax.jit(partial(update, apply=network.apply, algorithm=PPO), donate_argnums=0)
-    group = group_of(Corridor(num_envs, seed=0), network, length)
+    group = group_of(Corridor(num_envs, seed=0), network)
     means = []
     for number in range(20):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))
-        collected = collect([[group]], [state.params], act_key)
+        collected = collect([[group]], [state.params], act_key, length)
         state, _ = learn(state, collected.rollouts[0], config, update_key)
         means.append(np.mean(collected.games, axis=0))
     _, _, returns, lengths, _ = np.array(means).T

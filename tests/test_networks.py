@@ -122,8 +122,9 @@ def test_acting(name):
     network, params = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), perturbed(first_params(name))
     frame = random_stacks(2)[..., 0]
     carry = network.initial_carry(2)
-    empty = begin_rollout(empty_past(2, network.layout.shape, carry), jax.random.key(0), jnp.arange(2), 1)
-    state, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool))
+    empty = begin_rollout(empty_past(2, network.layout.shape, carry), 1)
+    key, env_index = jax.random.key(0), jnp.arange(2)
+    state, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool), key, env_index)
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
     outputs = jax.jit(network.apply)(params, Observation(stacks, jnp.ones(2, bool), carry))

@@ -262,10 +262,10 @@ def test_the_policy_of_a_gpu_does_not_call_the_host():
     network = make_network(NetworkConfig(), 6, "gpu")
     params = jax.eval_shape(lambda: init_params(make_module(NetworkConfig(), 6, jnp.float32), jax.random.key(0)))
     past = jax.eval_shape(lambda: empty_past(ENVS, network.layout.shape))
-    begin = functools.partial(rollout.begin_rollout, rollout_length=LENGTH)
-    state = jax.eval_shape(begin, past, jax.random.key(0), jnp.arange(ENVS))
+    begin = functools.partial(rollout.begin_rollout, length=LENGTH)
+    state = jax.eval_shape(begin, past)
     frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)
     act = jax.jit(functools.partial(rollout.act.__wrapped__, network))
-    program = lowered_for_cuda(act, (params, state, frame, first))
+    program = lowered_for_cuda(act, (params, state, frame, first, jax.random.key(0), jnp.arange(ENVS)))
     assert program.count("stablehlo.convolution(") == 3
     assert "custom_call" not in program

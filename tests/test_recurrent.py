@@ -32,11 +32,11 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
     params, network = make(Recurrent, NoisePool.num_actions)
     params = perturbed(params)
     size = num_envs // groups
-    made = [group_of(NoisePool(size, seed=i), network, length, first_env=i * size) for i in range(groups)]
+    made = [group_of(NoisePool(size, seed=i), network, first_env=i * size) for i in range(groups)]
     config = PPOConfig(rollout_length=length, minibatch_size=2 * length, epochs=1)
     bootstrap = None
     for number in range(3):
-        rollout = collect([made], [params], jax.random.key(number)).rollouts[0]
+        rollout = collect([made], [params], jax.random.key(number), length).rollouts[0]
         if bootstrap is not None:  # the carry goes on: step 0 sees what the last rollout ended with
             np.testing.assert_allclose(rollout.value[0], bootstrap, atol=1e-5)
         bootstrap = rollout.bootstrap_value
@@ -100,11 +100,11 @@ def test_memory_pays(network):
     params, functions = make(network, 2)
     state = init_train_state(params, config, PPO, jax.random.key(0))
     learn = jax.jit(partial(update, apply=functions.apply, algorithm=PPO), donate_argnums=0)
-    group = group_of(Cue(num_envs, seed=0), functions, length)
+    group = group_of(Cue(num_envs, seed=0), functions)
     means = []
     for number in range(60):
         act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))
-        collected = collect([[group]], [state.params], act_key)
+        collected = collect([[group]], [state.params], act_key, length)
         state, _ = learn(state, collected.rollouts[0], config, update_key)
         means.append(np.mean([game.episode_return for game in collected.games]))
     if network is Recurrent:

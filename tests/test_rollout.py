@@ -18,7 +18,7 @@ from jaxrl_atari.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.groups import empty_past
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, init_params, make_module
-from jaxrl_atari.rollout import RolloutInProgress, act, begin_rollout, collect
+from jaxrl_atari.rollout import RolloutInProgress, act, begin_rollout, collect, finish_rollouts
 from jaxrl_atari.runs.progress import EpisodeStatistics
 
 V5 = PROTOCOLS["v5"]
@@ -48,11 +48,11 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
-        groups.append(group_of(pool, network, LENGTH, first_env=first_env, rules=rules))
+        groups.append(group_of(pool, network, first_env=first_env, rules=rules))
         first_env += pool.num_envs
     keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
     shards = np.array(groups).reshape(devices, -1).tolist()
-    collected = [collect(shards, [params] * devices, key, n * LENGTH) for n, key in enumerate(keys)]
+    collected = [collect(shards, [params] * devices, key, LENGTH, n * LENGTH) for n, key in enumerate(keys)]
     return [each.rollouts[0] for each in collected], (network, params), collected
 
 
@@ -184,9 +184,9 @@ def test_every_step_and_every_environment_draws_for_itself():
         jnp.zeros_like, init_params(make_module(NetworkConfig(), 4, jnp.float32), jax.random.key(0))
     )
     past = empty_past(8, network.layout.shape)
-    state = begin_rollout(past, jax.random.key(0), jnp.arange(8), 8)
+    state, frame, first = begin_rollout(past, 8), np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool)
     for _ in range(8):
-        state, _ = act(network, params, state, np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool))
+        state, _ = act(network, params, state, frame, first, jax.random.key(0), jnp.arange(8))
     action = np.asarray(state.steps.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8
@@ -207,27 +207,28 @@ def test_the_wait_for_the_update_is_no_time_of_the_policy():
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
     # The first one compiles.
-    groups = [group_of(kind(2, seed=0), network, 2) for kind in (Corridor, Waiting)]
+    groups = [group_of(kind(2, seed=0), network) for kind in (Corridor, Waiting)]
     groups[1].pool.waits = True
-    collect([[groups[0]]], [params], jax.random.key(0))
+    collect([[groups[0]]], [params], jax.random.key(0), 2)
     start = time.monotonic()
-    waited = collect([[groups[1]]], [params], jax.random.key(0))
-    assert waited.waiting_seconds + waited.policy_seconds < time.monotonic() - start - 0.9
+    waited = collect([[groups[1]]], [params], jax.random.key(0), 2)
+    assert waited.waiting_seconds + waited.other_seconds < time.monotonic() - start - 0.9
 
 
 def test_a_rollout_writes_into_arrays_of_its_own():
     """On a CPU, `device_put` can share memory with NumPy, so the rollout before may still be read."""
     network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
     params = init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0))
-    group = group_of(Corridor(2, seed=0), network, 2)
+    group = group_of(Corridor(2, seed=0), network)
     outcomes = []
     for number in range(2):
-        rollout = RolloutInProgress(group, jax.random.key(number), params)
+        rollout = RolloutInProgress(group, jax.random.key(number), params, 2)
         for t in range(2):
             rollout.start_policy()
             rollout.send()
             rollout.receive(t)
         rollout.start_policy()
-        outcomes.append(rollout.finish().outcome)
+        full = finish_rollouts([rollout])
+        outcomes.append((full.reward, full.terminated, full.truncated, full.weight))
     for one, other in zip(*outcomes, strict=True):
         assert not np.shares_memory(np.asarray(one), np.asarray(other))

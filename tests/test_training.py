@@ -141,9 +141,9 @@ def test_overlap_acts_with_the_parameters_before_the_running_update(open_run, mo
     use."""
     run, acted_with = open_run(OVERLAP), []
 
-    def spy(groups, params, key, first_step):
+    def spy(groups, params, key, **options):
         acted_with.append(jax.device_get(params[0]["policy"]["kernel"]))
-        return rollout.collect(groups, params, key, first_step)
+        return rollout.collect(groups, params, key, **options)
 
     def kernel():
         return jax.device_get(run.learner.state.params["policy"]["kernel"])

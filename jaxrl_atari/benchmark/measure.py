@@ -43,8 +43,12 @@ class Training(NamedTuple):
 
     def collect(self) -> Collected:
         """Collects a rollout that training does not learn from."""
+        session = self.session
         return collect(
-            self.session.environments.groups, self.session.learner.acting_params(), self.session.keys(0)[0]
+            session.environments.groups,
+            session.learner.acting_params(),
+            session.keys(0)[0],
+            length=session.config.ppo.rollout_length,
         )
 
     def log_point(self) -> dict[str, Any]:
