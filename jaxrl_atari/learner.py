@@ -39,20 +39,15 @@ def make_learner(
     placement: Placement,
     network: Network,
     algorithm: Algorithm,
-    arrays: dict[str, Any],
+    train_state: TrainState,
+    acting: Any = None,
     *,
-    check: bool,
-) -> "Learner | OverlappedLearner":
-    """The learner of a session.
-
-    Args:
-        arrays: of a checkpoint, or the first ones (`session_arrays.py`).
-        check: check in each update that all arrays are on the intended devices (`devices.check`).
-    """
-    learner = Learner(placement, network, algorithm, arrays["train_state"], check=check)
+    check: bool = False,
+) -> "Learner":
+    """The learner of a session. The arguments besides `overlap` are those of `Learner` and `OverlappedLearner`."""
     if overlap == "none":
-        return learner
-    return OverlappedLearner(learner, arrays.get("acting"))
+        return Learner(placement, network, algorithm, train_state, check=check)
+    return OverlappedLearner(placement, network, algorithm, train_state, acting, check=check)
 
 
 class Learner:
@@ -61,7 +56,7 @@ class Learner:
     Args:
         train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied, because an
             update consumes what it is given.
-        check: see `make_learner`.
+        check: check in each update that all arrays are on the intended devices (`devices.check`).
     """
 
     def __init__(
@@ -73,10 +68,10 @@ class Learner:
         *,
         check: bool = False,
     ):
-        self._network = network
         self.compute_dtype = network.dtype
-        self.actors = placement.actors
-        self.check = check
+        self._network = network
+        self._actors = placement.actors
+        self._check = check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, network, algorithm)
         self._state = self._parallel.replicate(_copy(train_state))  # in the form of `DataParallel`
@@ -89,6 +84,11 @@ class Learner:
         It is valid until the next `update`, which consumes it.
         """
         return self._parallel.local_part(self._state, 0)
+
+    @property
+    def params(self) -> Any:
+        """The parameters of `state`, without the rest of it, which would be copied on several devices."""
+        return self._parallel.local_part(self._state.params, 0)
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
         """Starts the update on a rollout.
@@ -106,11 +106,11 @@ class Learner:
         """
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
-        if self.check:
+        if self._check:
             arrays = {"train_state": self._state, "rollout": rollout}
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, options, key=key)
-        if self.check or not self._has_updated:
+        if self._check or not self._has_updated:
             self._check_state()
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
@@ -134,20 +134,20 @@ class Learner:
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; not finite if one of them is not."""
-        params = self._parallel.local_part(self._state.params, 0)
-        return float(jax.device_get(_norm(params)))
+        return float(jax.device_get(_norm(self.params)))
 
     def acting_params(self) -> list[Any]:
         """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`.
 
         It is valid until the next `update`, which may consume it.
         """
-        newest = [self._parallel.local_part(self._state.params, number) for number in range(len(self.actors))]
-        return self.to_actors(newest)
+        return self._to_actors(
+            [self._parallel.local_part(self._state.params, number) for number in range(len(self._actors))]
+        )
 
-    def to_actors(self, params: Sequence[Any]) -> list[Any]:
-        """The parameters of each actor, on any device, as `acting_params` returns them."""
-        moved = map(jax.device_put, params, self.actors)
+    def _to_actors(self, params: Sequence[Any]) -> list[Any]:
+        """The parameters for each actor, on any device, as `acting_params` returns them."""
+        moved = map(jax.device_put, params, self._actors)
         return [self._network.acting_params(each) for each in moved]
 
     def checkpoint_items(self) -> dict[str, Any]:
@@ -155,33 +155,40 @@ class Learner:
         return {}
 
     def close(self) -> None:
-        """Frees what the learner holds besides arrays. This learner holds nothing else."""
+        """Frees what the learner holds besides arrays. This one holds nothing else."""
 
 
-class OverlappedLearner:
-    """Runs the updates of a learner in a thread, each while the next rollout is collected (`overlap = "update"`).
+class OverlappedLearner(Learner):
+    """A learner that runs each update in a thread, while the next rollout is collected (`overlap = "update"`).
 
-    That rollout acts with the parameters that the update began with: one update of lag, never more. Whatever reads
-    the train state first waits for the update.
+    That rollout acts with the parameters that the update began with: one update of lag, never more. `update` and
+    whatever reads the train state first wait for the update before.
 
     An error in an update is raised by whatever waits for it: the function that returns its metrics, the next
     `update`, or a reader of the train state. Each later call of these raises it again, as the state may have been
     consumed.
 
     Args:
-        learner: it is used only through this object from now on.
         acting: the item `acting` of a checkpoint, which `checkpoint_items` returned. None: the parameters of the
-            learner, as before the first update.
+            train state, as before the first update.
     """
 
-    def __init__(self, learner: Learner, acting: Any = None):
-        self.compute_dtype = learner.compute_dtype
-        self._learner = learner
-        # The parameters from before the newest update, on the learner's first local device: a copy, because the
-        # update consumes the originals.
-        self._acting = _copy(learner.state.params) if acting is None else acting
+    def __init__(
+        self,
+        placement: Placement,
+        network: Network,
+        algorithm: Algorithm,
+        train_state: TrainState,
+        acting: Any = None,
+        *,
+        check: bool = False,
+    ):
+        super().__init__(placement, network, algorithm, train_state, check=check)
         self._thread = ThreadPoolExecutor(1, "learner")
         self._newest: Future[dict[str, float]] | None = None  # the newest update; its result is its metrics
+        # The parameters from before the newest update, on the learner's first local device: a copy, because the
+        # update consumes the originals.
+        self._acting = _copy(self.params) if acting is None else acting
 
     def _wait(self) -> None:
         """Waits for the newest update, if there was one. Raises its error if it failed."""
@@ -190,40 +197,36 @@ class OverlappedLearner:
 
     @property
     def state(self) -> TrainState:
-        """As `Learner.state`. If an update is running, this waits for it."""
         self._wait()
-        return self._learner.state
+        return super().state
+
+    @property
+    def params(self) -> Any:
+        self._wait()
+        return super().params
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
-        """As `Learner.update`, once the update before has ended. Errors are raised later: see the class."""
-        self._acting = _copy(self.state.params)
+        self._acting = _copy(self.params)  # waits for the update before
+        update = super().update
         # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
         # is exempt: to compile an array that an algorithm closes over, JAX fetches it from the device.
-        is_guarded = self._learner.check and self._newest is not None
+        is_guarded = self._check and self._newest is not None
 
         def run() -> dict[str, float]:
             with jax.transfer_guard("disallow" if is_guarded else "allow"):
-                return self._learner.update(rollouts, options, key)()
+                return update(rollouts, options, key)()
 
         self._newest = self._thread.submit(run)
         return self._newest.result
 
-    def parameter_norm(self) -> float:
-        """As `Learner.parameter_norm`. If an update is running, this waits for it."""
-        self._wait()
-        return self._learner.parameter_norm()
-
     def acting_params(self) -> list[Any]:
-        """As `Learner.acting_params`, but those from before the newest update. This waits for nothing."""
-        return self._learner.to_actors([self._acting] * len(self._learner.actors))
+        return self._to_actors([self._acting] * len(self._actors))  # waits for nothing
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """As `Learner.checkpoint_items`: the parameters that act, as `acting`."""
         return {"acting": self._acting}
 
     def close(self) -> None:
-        """Waits for a running update, and ends the thread."""
-        self._thread.shutdown()
+        self._thread.shutdown()  # waits for a running update
 
 
 # --- Compiled functions ------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics, make_learner
+from jaxrl_atari.learner import Learner, ReadMetrics, make_learner
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network
@@ -150,7 +150,7 @@ class Session:
     placement: Placement
     progress: Progress
     environments: SessionEnvironments
-    learner: Learner | OverlappedLearner
+    learner: Learner
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
@@ -186,7 +186,7 @@ class Session:
         if evaluation_due(self.config, progress.evaluated_env_steps, progress.env_steps):
             self.evaluator.settle(self.stop_requested)
             if not self.evaluator.is_running:
-                self.evaluator.start(self.learner.state.params, progress.env_steps)
+                self.evaluator.start(self.learner.params, progress.env_steps)
                 progress.evaluated_env_steps = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
@@ -380,7 +380,15 @@ def _make_session(
         say(advice)
     if resumed is None:
         arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
-    learner = make_learner(config.overlap, placement, network, algorithm, arrays, check=config.devices.check)
+    learner = make_learner(
+        config.overlap,
+        placement,
+        network,
+        algorithm,
+        arrays["train_state"],
+        arrays.get("acting"),
+        check=config.devices.check,
+    )
     exits.callback(learner.close)
     was_evaluating = "evaluation" in arrays  # at the checkpoint
     evaluator = None

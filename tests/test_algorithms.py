@@ -321,7 +321,7 @@ def test_the_state_must_be_the_same_on_all_devices(overlap, changed, leaf):
     placement = place(config.devices)
     arrays = first_arrays(config, Corridor.num_actions, placement.home)
     own = make_network(config.network, Corridor.num_actions, *placement.device_classes)
-    learner = make_learner(overlap, placement, own, find_algorithm(config.algorithm), arrays, check=False)
+    learner = make_learner(overlap, placement, own, find_algorithm(config.algorithm), arrays["train_state"])
     halves = [collected(own, arrays["train_state"].params, ENVS // 2, seed) for seed in (0, 1)]
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(ConfigError, match=expected):
