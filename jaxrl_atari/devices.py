@@ -15,6 +15,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
+from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
 from jaxrl_atari.option_forms import GpuOption, GpuWord
 
@@ -50,7 +51,8 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
         field: name of `devices.gpu` in messages.
 
     Raises:
-        ConfigError: this machine lacks a device, or JAX has already started without it.
+        ConfigError: this machine lacks a device, or JAX has already started without it; or several processes learn
+            on devices of different classes, or one of them on none.
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
     chosen = limit_jax(devices, field)
@@ -61,6 +63,8 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
             raise UserError(f"devices.distributed: {why}; mend it, or use --devices.gpu false in all processes")
         chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
     learner = learner_devices(devices, chosen, started, field)
+    if devices.distributed:
+        _require_one_class(learner)
     _require_device_in_each_process(devices, learner)
     local = of_this_process(learner)
     gpus = local_gpus(started)
@@ -71,6 +75,18 @@ def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
     if chosen.evaluator != "learner":
         evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
     return Placement(learner, actors, evaluator, chosen.why_learner)
+
+
+def _require_one_class(learner: Sequence[jax.Device]) -> None:
+    """Raises `ConfigError` if devices of several classes learn, whose programs and arithmetic differ.
+
+    A process knows only the classes of its own devices, so all processes must call this.
+    """
+    own = sorted({device_class(device) for device in of_this_process(learner)})
+    classes = sorted({*gather_items(own)})
+    expected = "devices of one class to learn in all processes"
+    hint = f"they are {' and '.join(classes)}; use GPUs alone, or CPUs that agree in AVX512-BF16 and AMX"
+    require(len(classes) == 1, "devices.distributed", True, expected, hint)
 
 
 def _require_device_in_each_process(devices: DevicesConfig, learner: Sequence[jax.Device]) -> None:

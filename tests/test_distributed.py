@@ -128,6 +128,40 @@ def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, tmp_path):
     assert not (tmp_path / "data").exists()
 
 
+WITH_INSTRUCTION_SETS = """
+import os
+from jaxrl_atari import cli, train
+from jaxrl_atari.hardware import cpu
+
+here = cpu.read_cpu()._replace(instruction_sets=tuple(os.environ["SETS"].split()))
+cpu.read_cpu = lambda: here
+cli.run(train.main)
+"""
+
+
+def test_processes_whose_cpus_would_compute_differently_are_refused(tmp_path):
+    coordinator = free_address()
+    words = ["-c", WITH_INSTRUCTION_SETS, *SMALL[2:], "--output-dir", tmp_path]
+    children = [
+        start([*words, *options(coordinator, index)], SETS=sets)
+        for index, sets in enumerate(("AVX2", "AVX2 BF16"))
+    ]
+    try:
+        printed = [child.communicate(timeout=120)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for output in printed:
+        assert (
+            "error: devices.distributed = True: expected devices of one class to learn in all processes; "
+            in output
+        )
+        assert "they are bfloat16 cpu and cpu; use GPUs alone, or CPUs that agree in AVX512-BF16 and AMX" in output
+    assert [child.returncode for child in children] == [2, 2], printed
+    assert not list(tmp_path.iterdir())
+
+
 IN_A_CALLBACK = """
 import gc, os, signal
 from jaxrl_atari import cli, train

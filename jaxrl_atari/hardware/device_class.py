@@ -20,7 +20,10 @@ DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
 
 
 def device_class(device: jax.Device) -> DeviceClass:
-    """The class of a device. All CPUs of a session are taken to be as that of this machine."""
+    """The class of a device.
+
+    For a CPU of another process it is the class of this machine's CPU: `devices.place` refuses CPUs that differ.
+    """
     if device.platform == "gpu":
         return "gpu"
     if device.platform != "cpu":
