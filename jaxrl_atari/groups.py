@@ -75,16 +75,17 @@ class EnvGroup:
         first_env: int = 0,
         check: bool = False,
     ):
-        self.first_env = first_env
         self.pool = pool
-        self.device = device
         self.network = network
+        self.device = device
         self.rules = rules
+        self.first_env = first_env
         self.check = check
         numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
         self.env_index = jax.device_put(numbers, device)
         """Numbers of the environments in the session, int32 [B]."""
 
+        # What the next rollout starts from.
         self.newest = pool.reset()
         self.episodes = EpisodeCounter(pool.num_envs)
         with jax.default_device(device):
@@ -136,7 +137,8 @@ def make_groups(
 ) -> list[list[EnvGroup]]:
     """All environments of a session, as `rollout.collect` takes them.
 
-    They are numbered 0 .. B-1, dealt to the learner's devices in blocks, and each block to groups.
+    They are numbered 0 .. B-1. Each of the learner's devices has a block of consecutive numbers, which is divided
+    among its groups.
 
     Whoever calls it closes their pools. If a group cannot be made, the pools before it are closed here.
 
@@ -172,7 +174,9 @@ def make_groups(
 def _make_pool(config: Config, num_envs: int, *, seed: int, first_env: int, first_step: int) -> EnvPool:
     """The emulators of a group, as the config describes them."""
     env = config.env
-    anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
+    anchor_steps = 0  # no record of the games
+    if not config.unrecorded_reason:
+        anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
     return make_pool(
         env.backend,
         env.game_name,
@@ -181,7 +185,7 @@ def _make_pool(config: Config, num_envs: int, *, seed: int, first_env: int, firs
         first_env=first_env,
         num_threads=env.num_threads,
         rules=env.rules,
-        anchor_steps=0 if config.unrecorded_reason else anchor_steps,
+        anchor_steps=anchor_steps,
         first_step=first_step,
         gymnasium=env.gymnasium,
     )

@@ -33,7 +33,7 @@ A lost life that is a terminal (`env.life_loss_terminal`) sets `terminated` and 
 Rollouts do not interrupt this: if a game ends in step T - 1, step 0 of the next rollout is the auto-reset step.
 
 **Groups.** The environments of a device can be dealt to several groups (`env.num_groups`), which take turns: one
-steps its emulators while the policy acts for the other. The seed of an environment's games and the keys of its
+steps its emulators while the policy acts for another. The seed of an environment's games and the keys of its
 actions depend only on its number. So the number of devices and groups does not change what is played, except
 through rounding: parameters, and outputs of the network, can round differently in batches of another size.
 
@@ -84,7 +84,7 @@ class Collected(NamedTuple):
     env_steps: int  # over all processes; auto-reset steps do not count
     games: list[FinishedGame]  # over all processes, by step, then by environment
     waiting_seconds: float  # for the emulators
-    other_seconds: float  # the rest: the policy, transfers, and what the host does besides
+    other_seconds: float  # the rest: policy, transfers, bookkeeping
 
 
 def collect(
@@ -209,7 +209,7 @@ class RolloutInProgress:
 
 
 def finish_rollouts(rollouts: Sequence[RolloutInProgress]) -> Rollout:
-    """Ends the rollouts of a device's groups, which are full. Returns them as one.
+    """Ends the rollouts of a device's groups after their step T. Returns them as one rollout.
 
     Each group gets what its next rollout starts from.
     """
@@ -227,7 +227,7 @@ def finish_rollouts(rollouts: Sequence[RolloutInProgress]) -> Rollout:
 class Outcome(NamedTuple):
     """What learning sees of the emulators' answer to a step, [B], or of all answers in a rollout, [T, B].
 
-    The fields are those of `Rollout`: NumPy arrays in a step, and on the device once the rollout is finished.
+    The fields are those of `Rollout`. They are NumPy arrays until `finish_rollouts` puts them on the device.
     """
 
     reward: np.ndarray | jax.Array  # float32
