@@ -360,6 +360,7 @@ def _make_session(
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
     network_for = partial(_network_for, config.network, placement)
+    advice_for = partial(_advice_for, config.network, placement)
 
     # What it continues from. These arrays are freed when this function returns, because the learner has a copy.
     checkpoints = Checkpoints(session_dir, say)
@@ -375,7 +376,7 @@ def _make_session(
     )
     exits.callback(environments.close)
     network = network_for(environments.num_actions)
-    advice = network_advice(config.network, environments.num_actions, *placement.device_classes)
+    advice = advice_for(environments.num_actions)
     if advice:
         say(advice)
     if resumed is None:
@@ -443,3 +444,8 @@ def _make_session(
 def _network_for(network: NetworkConfig, placement: Placement, num_actions: int) -> Network:
     """The network of a session, in the form that suits the devices that learn and act."""
     return make_network(network, num_actions, *placement.device_classes)
+
+
+def _advice_for(network: NetworkConfig, placement: Placement, num_actions: int) -> str:
+    """What would make the network of a session faster; empty where nothing is known."""
+    return network_advice(network, num_actions, *placement.device_classes)
