@@ -18,11 +18,11 @@ ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
     "device_report", "update_memory", "random_rollout",
     "session", "out_of_memory", "schedules", "provenance", "evaluate", "report", "session_environments", "rollout",
-    "groups", "learner", "session_arrays", "runs", "devices", "data_parallel", "process_tuning", "config_checks",
-    "algorithms", "ppo", "update", "algorithm_checks", "minibatches", "algorithm", "categorical", "network_advice",
-    "network_forms", "fast", "networks", "network_interface", "layers", "cpu_convolution", "frames",
-    "hardware", "cli", "dialects", "traced_options", "config_dicts", "config", "option_forms", "envs", "imports",
-    "output", "registry", "keys", "checks", "errors",
+    "groups", "learner", "session_arrays", "runs", "devices", "data_parallel", "process_tuning", "program_cache",
+    "config_checks", "algorithms", "ppo", "update", "algorithm_checks", "minibatches", "algorithm", "categorical",
+    "network_advice", "network_forms", "fast", "networks", "network_interface", "layers", "cpu_convolution",
+    "frames", "hardware", "cli", "dialects", "traced_options", "config_dicts", "config", "option_forms", "envs",
+    "imports", "output", "registry", "keys", "checks", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
 
