@@ -6,7 +6,6 @@ import jax
 from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import require
-from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.network_interface import (
     Outputs,
     apply_module,
@@ -21,17 +20,14 @@ from jaxrl_atari.network_interface import (
 def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
     """Checks that network, algorithm and coefficients of a config exist, and that its options suit the network.
 
-    It does not start JAX's back end. It imports first what the user has named with `--import`, in a process that a
-    command started.
+    It does not start JAX's back end.
 
     Args:
         devices: number of devices that share the learning.
 
     Raises:
         ConfigError: naming the field.
-        UserError: what `--import` names cannot be imported.
     """
-    import_inherited()
     resolved_options(config)
     module = make_module(config.network, num_actions=1)
     length = config.ppo.rollout_length

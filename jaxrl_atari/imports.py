@@ -66,7 +66,7 @@ def import_named(names: Sequence[str]) -> None:
 
 
 def import_inherited() -> None:
-    """Imports what the process that started this one has handed on. Call it before a lookup in a registry.
+    """Imports what the process that started this one has handed on. `cli.run` calls it, before a command starts.
 
     Raises:
         UserError: as `import_named`.

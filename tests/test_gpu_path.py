@@ -270,7 +270,10 @@ import sys
 from pathlib import Path
 import jax
 from jaxrl_atari.config import *
+from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.session import run_session
+
+import_inherited()
 
 class Look:
     def write(self, row):

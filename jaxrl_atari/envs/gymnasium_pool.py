@@ -75,7 +75,6 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
         UserError: the environment is not registered, cannot be made, or has actions or observations that a policy
             cannot use; or OpenCV is missing.
     """
-    import_inherited()
     try:
         gymnasium.spec(game)
     except gymnasium.error.Error as error:
@@ -220,6 +219,7 @@ def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasiu
         imports: what the main process has imported (`imports.IMPORTS_VARIABLE`), which is imported first.
     """
     os.environ[IMPORTS_VARIABLE] = imports
+    import_inherited()
     return make()
 
 
