@@ -26,10 +26,11 @@ jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processe
 
 @pytest.fixture(autouse=True)
 def no_session_before():
-    """A session takes back the variables that an earlier one has set. Here that would be an earlier test, whose
-    variables have ended with it."""
+    """A session puts back the settings that an earlier one has changed. Here that would be an earlier test, whose
+    settings have ended with it."""
     yield
-    jax_settings._changed.clear()
+    for changed in (jax_settings.changed_variables, jax_settings.changed_options):
+        changed._changed.clear()
 
 
 @pytest.fixture(autouse=True)

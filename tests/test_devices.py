@@ -136,11 +136,12 @@ def test_a_session_that_does_not_start_leaves_nothing_to_the_next_one(machine, m
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
     before, caches = dict(gpus.os.environ), jax.config.jax_persistent_cache_enable_xla_caches
     limit_jax(DevicesConfig(gpu=0, memory_fraction=0.3, deterministic=True))
-    jax.config.update("jax_persistent_cache_enable_xla_caches", caches)  # changes no number
+    assert jax.config.jax_persistent_cache_enable_xla_caches == "none"
     assert gpus.os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.3"
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in gpus.os.environ  # JAX refuses the two together
     limit_jax(DevicesConfig(data_parallel="all"))
     assert jax.config.read("jax_cuda_visible_devices") == "all"
+    assert jax.config.jax_persistent_cache_enable_xla_caches == caches
     assert dict(gpus.os.environ) == before | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
@@ -148,9 +149,7 @@ def test_what_the_user_sets_after_a_session_stays(machine, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=A")
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.2")  # so that the end of the test removes it
     monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION")
-    caches = jax.config.jax_persistent_cache_enable_xla_caches
     limit_jax(DevicesConfig(gpu=0, memory_fraction=0.3, deterministic=True))
-    jax.config.update("jax_persistent_cache_enable_xla_caches", caches)  # changes no number
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=B")
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
     limit_jax(DevicesConfig(gpu=0))
@@ -209,7 +208,9 @@ PICK = """
 import sys
 from jaxrl_atari.devices import place
 from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.option_forms import parse_choice
+import_inherited()
 place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs
 for text in sys.argv[1:]:
     try:

@@ -31,6 +31,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.envs import THREADS_VARIABLE
 from jaxrl_atari.errors import ConfigError, SessionsFailed, Stopped, UserError
+from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.search_graphs import draw_graphs
@@ -800,6 +801,23 @@ def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_saved(tmp_pat
     assert status == 1, output
     assert output.splitlines()[-1] == "OSError: no results"
     assert (tmp_path / "saved").exists(), output
+
+
+def test_the_tasks_of_ray_do_not_inherit_what_an_earlier_session_has_set(tmp_path, simulate, monkeypatch):
+    """They are the children of the process that starts Ray, which prints its variables here in place of that."""
+    (tmp_path / "jaxrl_atari").mkdir()
+    script = "import os; raise RuntimeError([os.environ.get(n) for n in ('XLA_FLAGS', 'XLA_CLIENT_MEM_FRACTION')])"
+    (tmp_path / "jaxrl_atari/__init__.py").write_text(script)
+    monkeypatch.chdir(tmp_path)  # from where the process imports first
+    monkeypatch.setenv("XLA_FLAGS", "--of-the-user")
+    simulate(1)
+    limit_jax(DevicesConfig(gpu=0, memory_fraction=0.9, deterministic=True))
+    with (
+        pytest.raises(UserError, match=re.escape("RuntimeError: ['--of-the-user', None]")),
+        ray_cluster.started_cluster("", DevicesConfig(gpu=False)),
+    ):
+        pass
+    limit_jax(DevicesConfig())  # puts the settings back
 
 
 def test_the_error_of_the_process_that_starts_ray_is_named(tmp_path, monkeypatch):

@@ -20,7 +20,7 @@ from jaxrl_atari.hardware.jax_settings import (
     check_deterministic_kernels,
     has_started_on_gpu,
     jax_config,
-    restore_variables,
+    put_back_settings,
     use_deterministic_kernels,
 )
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction, check_memory_fraction
@@ -197,7 +197,7 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
         check_deterministic_kernels()
     # Nothing is refused from here on.
     if not has_started_on_gpu():  # otherwise JAX keeps the settings of an earlier session
-        restore_variables()
+        put_back_settings()
     apply_memory_fraction(devices)
     if devices.deterministic:
         use_deterministic_kernels()

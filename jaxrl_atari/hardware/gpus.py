@@ -16,8 +16,7 @@ import jax
 import pynvml
 
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import has_started_on_gpu, jax_config
-from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.hardware.jax_settings import changed_options, has_started_on_gpu, jax_config
 
 nvml: Any = pynvml  # its type annotations are incomplete
 
@@ -88,7 +87,6 @@ class NvidiaGpus:
 
     def __init__(self) -> None:
         self._why_forbidden = ""
-        self._has_limited = False
 
     def visible_gpus(self) -> VisibleGpus:
         """See `GpuProvider`. CUDA_VISIBLE_DEVICES may name GPUs by index or UUID."""
@@ -123,11 +121,7 @@ class NvidiaGpus:
     def limit(self, used: Collection[int]) -> None:
         """See `GpuProvider`."""
         if len(used) < len(self.visible_gpus().gpus):
-            jax_config.update("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
-            self._has_limited = True
-        elif self._has_limited:  # otherwise it is "all", or what `jax.distributed` has set
-            jax_config.update("jax_cuda_visible_devices", "all")
-            self._has_limited = False
+            changed_options.set("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
         if platforms and "cpu" not in platforms:  # where the first parameters are computed
             jax_config.update("jax_platforms", f"{platforms},cpu")
@@ -162,7 +156,6 @@ def use_provider(provider: GpuProvider) -> GpuProvider:
 
 def gpu_provider() -> GpuProvider:
     """The provider of this process's GPUs: `NvidiaGpus`, unless `use_provider` has set another one."""
-    import_inherited()  # in a process that a test's command starts, an inherited file calls `use_provider`
     return _provider
 
 

@@ -1,6 +1,7 @@
 """JAX's settings: its config and environment variables, what changes numbers, and whether JAX has started."""
 
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,39 +26,47 @@ NUMERIC = {
 """Settings of JAX that change numbers -> JAX's defaults."""
 
 
-class ChangedVariable(NamedTuple):
-    """The values of an environment variable that `set_variable` has changed. None where it is not set."""
+class ChangedSetting(NamedTuple):
+    """The values of a setting that `ChangedSettings.set` has changed; None for a variable that is not set."""
 
-    before: str | None
-    ours: str | None
-
-
-_changed: dict[str, ChangedVariable] = {}
-"""The variables that are changed now, by name."""
+    before: Any
+    ours: Any
 
 
-def set_variable(name: str, value: str | None) -> None:
-    """Sets an environment variable for a session; None removes it. `restore_variables` undoes it."""
-    current = os.environ.get(name)
-    changed = _changed.get(name)
-    before = changed.before if changed and changed.ours == current else current
-    _changed[name] = ChangedVariable(before, value)
-    write_variable(name, value)
+class ChangedSettings:
+    """What sessions of this process have changed in one kind of settings, so that the next session puts it back.
 
+    A setting that somebody else has changed since then is left alone.
 
-def values_before() -> dict[str, str | None]:
-    """The values that variables had before `set_variable` changed them: those for another process.
-
-    Variables that somebody else has changed since then are left out.
+    Args:
+        read: returns the value of a setting.
+        write: gives a setting a value.
     """
-    return {name: changed.before for name, changed in _changed.items() if os.environ.get(name) == changed.ours}
 
+    def __init__(self, read: Callable[[str], Any], write: Callable[[str, Any], object]):
+        self._read = read
+        self._write = write
+        self._changed: dict[str, ChangedSetting] = {}  # those that are changed now, by name
 
-def restore_variables() -> None:
-    """Gives variables their `values_before`. JAX must not have started: the variables say how it has started."""
-    for name, value in values_before().items():
-        write_variable(name, value)
-    _changed.clear()
+    def set(self, name: str, value: Any) -> None:
+        """Gives a setting a value for a session."""
+        current = self._read(name)
+        changed = self._changed.get(name)
+        before = changed.before if changed and changed.ours == current else current
+        self._changed[name] = ChangedSetting(before, value)
+        self._write(name, value)
+
+    def before(self) -> dict[str, Any]:
+        """The values that settings had before `set` changed them."""
+        return {
+            name: changed.before for name, changed in self._changed.items() if self._read(name) == changed.ours
+        }
+
+    def put_back(self) -> None:
+        """Gives settings the values of `before`."""
+        for name, value in self.before().items():
+            self._write(name, value)
+        self._changed.clear()
 
 
 def write_variable(name: str, value: str | None) -> None:
@@ -66,6 +75,25 @@ def write_variable(name: str, value: str | None) -> None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = value
+
+
+changed_variables = ChangedSettings(os.environ.get, write_variable)
+"""Environment variables. Other processes get those of the user: `user_environment`."""
+
+changed_options = ChangedSettings(lambda name: jax_config.values[name], jax_config.update)
+"""Options of `jax.config`. Other processes start with those of the user by themselves."""
+
+
+def put_back_settings() -> None:
+    """Puts back what sessions have changed. JAX must not have started: the settings say how it has started."""
+    changed_variables.put_back()
+    changed_options.put_back()
+
+
+def user_environment() -> dict[str, str]:
+    """The environment variables without what sessions of this process have changed: those for other processes."""
+    environment = {**os.environ, **changed_variables.before()}
+    return {name: value for name, value in environment.items() if value is not None}
 
 
 def has_started() -> bool:
@@ -102,10 +130,12 @@ def check_deterministic_kernels() -> None:
 def use_deterministic_kernels() -> None:
     """Adds `DETERMINISTIC` to XLA_FLAGS. Call `check_deterministic_kernels` first."""
     # XLA reads its autotuning cache before it obeys the flag, and the keys of that cache do not include the flag.
-    jax_config.update("jax_persistent_cache_enable_xla_caches", "none")
+    changed_options.set("jax_persistent_cache_enable_xla_caches", "none")
     flags = os.environ.get("XLA_FLAGS", "")
     if DETERMINISTIC not in flags:
-        set_variable("XLA_FLAGS", f"{flags} {DETERMINISTIC}")  # if a flag appears twice, the last one wins
+        changed_variables.set(
+            "XLA_FLAGS", f"{flags} {DETERMINISTIC}"
+        )  # if a flag appears twice, the last one wins
 
 
 def numeric_settings() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import require_not_started, set_variable, values_before
+from jaxrl_atari.hardware.jax_settings import changed_variables, require_not_started, user_environment
 
 FRACTION_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -47,8 +47,7 @@ def memory_fraction(
         hint = f"lower it, or {advice}"
         require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, hint)
         return fraction
-    environment = {**os.environ, **values_before()}  # of the user, without what an earlier session has set
-    has_own = any(environment.get(name) is not None for name in (FRACTION_VARIABLE, OLD_FRACTION_VARIABLE))
+    has_own = not {FRACTION_VARIABLE, OLD_FRACTION_VARIABLE}.isdisjoint(user_environment())
     if sharing == 1 or has_own:
         return None
     fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
@@ -69,8 +68,8 @@ def check_memory_fraction(devices: DevicesConfig) -> None:
 def apply_memory_fraction(devices: DevicesConfig) -> None:
     """Sets the memory fraction of this process. Call `check_memory_fraction` first."""
     if devices.memory_fraction is not None:
-        set_variable(FRACTION_VARIABLE, str(devices.memory_fraction))
-        set_variable(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
+        changed_variables.set(FRACTION_VARIABLE, str(devices.memory_fraction))
+        changed_variables.set(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
 
 
 def do_not_preallocate() -> None:

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.jax_settings import jax_config, values_before, write_variable
+from jaxrl_atari.hardware.jax_settings import changed_variables, jax_config, write_variable
 from jaxrl_atari.output import counted
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.trials.launch import (
@@ -248,7 +248,7 @@ class _Child:
         # The ends for writing stay open here too: without a writer, `poll` would announce an end of file.
         self._kept_open = write_messages, write_output
         # Without what an earlier session of this process has set for JAX.
-        arguments = (train, job, {**values_before(), **variables}, write_messages, write_output)
+        arguments = (train, job, {**changed_variables.before(), **variables}, write_messages, write_output)
         self.process = _SessionProcess(
             target=_run, args=arguments, name=f"{_PROCESS_NAME} {job.session}", daemon=True
         )

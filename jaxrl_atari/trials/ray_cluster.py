@@ -19,6 +19,7 @@ from typing import IO
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware.choice import choose_devices
+from jaxrl_atari.hardware.jax_settings import user_environment
 from jaxrl_atari.option_forms import gpu_index
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig, allot, check_gpus
@@ -86,7 +87,14 @@ def started_cluster(address: str, devices: DevicesConfig) -> Iterator[str]:
     command = [sys.executable, "-m", "jaxrl_atari.trials.ray_cluster", str(len(gpus))]
     pipe = subprocess.PIPE
     with tempfile.TemporaryFile() as errors:
-        head = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, start_new_session=True)
+        head = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=errors,
+            start_new_session=True,
+            env=user_environment(),  # Ray's processes inherit it: the tasks choose their own settings of JAX
+        )
         try:
             assert head.stdout is not None
             first_line = head.stdout.readline().decode().strip()
