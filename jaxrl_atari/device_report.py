@@ -9,7 +9,8 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +21,7 @@ from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.devices import learner_devices, local_gpus
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.choice import choose_device, choose_devices, limit_jax, start_gpus
+from jaxrl_atari.hardware.choice import DeviceChoice, choose_device, choose_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.gpus import (
     VisibleGpus,
     driver_version,
@@ -49,36 +50,51 @@ class DeviceProblems(UserError):
     exit_status = 1
 
 
+class Started(NamedTuple):
+    """How JAX has started for the report, on the visible GPUs. Sessions start it on fewer."""
+
+    gpus: dict[int, jax.Device]  # those on which JAX has started, by their indices
+    problems: list[str]  # what is wrong with the others
+    full: Collection[int] = ()  # those that lack memory: a session with one of them ends with an error
+    doubtful: Collection[int] = ()  # those of which at least one lacks memory; JAX does not say which
+
+
 def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     """Prints the report.
 
     Args:
         config: its `devices` are those whose memory is reported.
-        with_memory: if all devices work, also report the memory that training with the config needs.
+        with_memory: also report the memory that training with the config needs, if its devices work.
 
     Returns:
         The error with which the command ends: what keeps this machine from training with the config, or
         `DeviceProblems`. None: all devices work, or GPUs stay unused because JAX's plugin is missing.
     """
-    error = _error_of(lambda: choose_devices(config.devices))  # the report may tell why
+    chosen, error = None, None
+    try:
+        chosen = choose_devices(config.devices)
+    except UserError as caught:  # the report may tell why
+        error = caught
     visible = visible_gpus()
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
-    gpus, problems, full = _start(config.devices.memory_fraction)
+    started = _start(config.devices.memory_fraction)
+    broken = _try_devices([*started.gpus.values(), jax.devices("cpu")[0]])
 
-    problems = [*visible.failing, *problems]
-    problems += _try_devices([*gpus.values(), jax.devices("cpu")[0]])
+    problems = [*visible.failing, *started.problems, *broken]
     if visible.fault == "driver":
         problems.append(visible.why_none)
     if not visible.gpus and visible.fault is None:
         say(f"no GPU: {visible.why_none}")
 
     for option in ("auto", True, False, *range(len(visible.in_one_process))):
-        device = _session_device(option, visible, gpus, full)
-        say(f"devices.gpu = {str(option).lower():6}{device}")
+        say(f"devices.gpu = {str(option).lower():6}{_session_device(option, visible, started)}")
     all_work = not problems
-    if with_memory and all_work and error is None:
-        error = _error_of(lambda: say(_memory_text(config, list(gpus.values()))))
+    if with_memory and chosen is not None and not broken:
+        try:
+            say(_memory_text(config, chosen, started.gpus))
+        except UserError as caught:
+            error = caught
 
     if visible.fault == "plugin":
         problems.append(visible.why_none)
@@ -91,40 +107,31 @@ def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     return error
 
 
-def _error_of(action: Callable[[], object]) -> UserError | None:
-    """Calls a function. Returns the `UserError` that it raises, so that the report goes on."""
-    try:
-        action()
-    except UserError as error:
-        return error
-    return None
-
-
-def _start(memory_fraction: float | None) -> tuple[dict[int, jax.Device], list[str], set[int]]:
-    """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all.
-
-    Returns:
-        The GPUs on which it has started, by their indices; what is wrong with the others; and the indices of those
-        on which a session cannot start for lack of memory.
-    """
+def _start(memory_fraction: float | None) -> Started:
+    """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all."""
     chosen = limit_jax(DevicesConfig(data_parallel="all", memory_fraction=memory_fraction))
-    full = {index for index in chosen.used if gpu_provider().is_full(chosen.gpus[index])}
-    problems = [f"GPU {index}: other processes hold its memory" for index in sorted(full)]
+    if not chosen.used:
+        return Started({}, [])
+    full = [index for index in chosen.used if gpu_provider().is_full(chosen.gpus[index])]
     free = tuple(index for index in chosen.used if index not in full)
+    problems = [f"GPU {index}: other processes hold its memory" for index in full]
     if not free:
         forbid_gpu("; ".join(problems))  # JAX can still start on the CPU
-        return {}, problems, full
+        return Started({}, problems, full)
     gpu_provider().limit(free)
     try:
         gpus = local_gpus(start_gpus(chosen._replace(learner=free)))
-    except UserError as error:  # there is memory on each, and not enough
+    except UserError as error:  # there is memory on each, and not enough on one
         forbid_gpu(str(error))
-        return {}, [*problems, str(error)], set(chosen.used)
+        if len(free) == 1:
+            return Started({}, [*problems, str(error)], [*full, *free])
+        hint = "for a report on one GPU alone, set CUDA_VISIBLE_DEVICES to its index"
+        return Started({}, [*problems, f"{error}; {hint}"], full, doubtful=free)
     if gpus:
         problems += [f"JAX has started without GPU {index}" for index in free if index not in gpus]
     else:
         problems.append(visible_gpus().why_none)
-    return gpus, problems, full
+    return Started(gpus, problems, full)
 
 
 def _print_versions() -> None:
@@ -152,15 +159,13 @@ def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
     return problems
 
 
-def _session_device(
-    option: GpuOption, visible: VisibleGpus, gpus: Mapping[int, jax.Device], full: Collection[int]
-) -> str:
-    """The device on which a session with this `devices.gpu` would learn, or `an error`; see `devices.place`.
+def _session_device(option: GpuOption, visible: VisibleGpus, started: Started) -> str:
+    """The device on which a session with this `devices.gpu` would learn, `unknown` or `an error`.
+
+    A session starts JAX on its own GPUs alone; see `devices.place`.
 
     Args:
         visible: the GPUs that a session finds.
-        gpus: those on which JAX can start, by their indices.
-        full: the indices of those on which a session cannot start for lack of memory.
     """
     cpu = jax.devices("cpu")[0]
     try:
@@ -169,25 +174,30 @@ def _session_device(
         return "an error"
     if not isinstance(chosen, int):
         return str(cpu)
-    if chosen in gpus:
-        return str(gpus[chosen])
-    return str(cpu) if option == "auto" and chosen not in full else "an error"
+    if chosen in started.gpus:
+        return str(started.gpus[chosen])
+    if chosen in started.doubtful:
+        return "unknown"
+    return str(cpu) if option == "auto" and chosen not in started.full else "an error"
 
 
-def _memory_text(config: Config, started: Sequence[jax.Device]) -> str:
+def _memory_text(config: Config, chosen: DeviceChoice, gpus: Mapping[int, jax.Device]) -> str:
     """The memory that training with a config needs on each device that learns.
 
     The other processes of `devices.distributed` are taken to have as many devices as this one.
 
     Args:
-        started: the GPUs on which JAX has started.
+        chosen: the devices that the config asks for.
+        gpus: those on which JAX has started, by their indices.
 
     Raises:
-        ConfigError: JAX has started without one of the devices, or training cannot be split over so many.
+        ConfigError: training cannot be split over so many devices.
     """
+    if not gpus.keys() >= set(chosen.learner):
+        return "memory of a learner device: unknown, because JAX has not started on it"
     devices = config.devices
     here = dataclasses.replace(devices, distributed=False, data_parallel="all") if devices.distributed else devices
-    local = learner_devices(here, choose_devices(here), started)
+    local = learner_devices(here, chosen, list(gpus.values()))
     learners = len(local)
     if devices.distributed and devices.data_parallel != "all":
         learners = devices.data_parallel

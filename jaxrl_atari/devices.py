@@ -12,7 +12,7 @@ import jax
 
 from jaxrl_atari.checks import checked_value
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.distributed import gather_items
@@ -44,25 +44,22 @@ class Placement(NamedTuple):
         return device_class(self.learner[0]), device_class(self.actors[0])
 
 
-def place(devices: DevicesConfig, field: str = "devices.gpu") -> Placement:
+def place(devices: DevicesConfig) -> Placement:
     """The devices of a session. Starts JAX's back end on these devices alone.
-
-    Args:
-        field: name of `devices.gpu` in messages.
 
     Raises:
         ConfigError: this machine lacks a device, or JAX has already started without it; or several processes learn
             on devices of different classes, or one of them on none.
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
-    chosen = limit_jax(devices, field)
+    chosen = limit_jax(devices)
     started = start_gpus(chosen)
     if chosen.gpus and not started:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
         if devices.distributed:  # the others would learn on GPUs
             why = visible_gpus().why_none
             raise UserError(f"devices.distributed: {why}; mend it, or use --devices.gpu false in all processes")
-        chosen = choose_devices(devices, field)  # `auto` now means the CPU; other options are an error
-    learner = learner_devices(devices, chosen, started, field)
+        chosen = choose_devices(devices)  # `auto` now means the CPU; other options are an error
+    learner = learner_devices(devices, chosen, started)
     if devices.distributed:
         _require_one_class(learner)
     _require_device_in_each_process(devices, learner)
@@ -98,21 +95,20 @@ def _require_device_in_each_process(devices: DevicesConfig, learner: Sequence[ja
 
 
 def learner_devices(
-    devices: DevicesConfig, chosen: DeviceChoice, started: Sequence[jax.Device], field: str = "devices.gpu"
+    devices: DevicesConfig, chosen: DeviceChoice, started: Sequence[jax.Device]
 ) -> tuple[jax.Device, ...]:
     """The devices that learn, of all processes.
 
     Args:
         chosen: the GPUs that `devices` asks for.
         started: the GPUs that `start_gpus` has returned.
-        field: name of `devices.gpu` in messages.
 
     Raises:
         ConfigError: JAX has started without one of these devices.
     """
     if chosen.learner and not devices.distributed:
         gpus = local_gpus(started)
-        return tuple(local_device(index, gpus, field) for index in chosen.learner)
+        return tuple(local_device(index, gpus, "devices.gpu") for index in chosen.learner)
     available = started if chosen.learner else jax.devices("cpu")
     return first_devices(devices, available, "the devices of JAX")
 
@@ -149,9 +145,15 @@ def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], f
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
-    """The device that a `gpu` option means, on which JAX has started; see `choice.choose_device` and `place`."""
-    devices = DevicesConfig(gpu=checked_value(field, gpu, GpuWord))
-    return place(devices, field).home
+    """The device that a `gpu` option means, on which JAX has started; see `choice.choose_device` and `place`.
+
+    Args:
+        field: name of the option in the error.
+    """
+    try:
+        return place(DevicesConfig(gpu=checked_value("devices.gpu", gpu, GpuWord))).home
+    except ConfigError as error:
+        raise error.renamed("devices.gpu", field) from None
 
 
 # --- Check of placement ------------------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ class ConfigError(UserError, ValueError):
 
     def __init__(self, field: str, value: object, expected: str, hint: str = ""):
         super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
+        self._parts = (field, value, expected, hint)
+
+    def renamed(self, field: str, name: str) -> "ConfigError":
+        """This error, for a user who writes `name` for `field`. An error of another field is returned as it is."""
+        own, value, expected, hint = self._parts
+        return ConfigError(name, value, expected, hint) if own == field else self
 
 
 class MetricsError(UserError):

@@ -206,7 +206,7 @@ def test_simulated_gpus_follow_cuda_visible_devices(simulate, monkeypatch):
 
 PICK = """
 import sys
-from jaxrl_atari.devices import place
+from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.option_forms import parse_choice
@@ -214,8 +214,8 @@ import_inherited()
 place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs
 for text in sys.argv[1:]:
     try:
-        found = place(DevicesConfig(gpu=parse_choice(text)), "--gpu")
-        print(found.home.platform, found.home, found.why_learner, sep="|")
+        found = pick_device(parse_choice(text), "--gpu")
+        print(found.platform, found, place(DevicesConfig(gpu=parse_choice(text))).why_learner, sep="|")
     except Exception as error:
         print(type(error).__name__, error, sep="|")
 """
@@ -228,7 +228,7 @@ def test_gpu_option_with_two_gpus():
     assert [auto[1], true[1], zero[1], one[1], false[1]] == ["cpu:1", "cpu:1", "cpu:1", "cpu:2", "cpu:0"], (
         result.stderr
     )
-    assert (auto[2], zero[2], false[2]) == ("--gpu = auto", "--gpu = 0", "--gpu = false")
+    assert (auto[2], zero[2], false[2]) == ("devices.gpu = auto", "devices.gpu = 0", "devices.gpu = false")
     assert two[0] == "ConfigError"
     assert (
         "--gpu = 2: expected a visible GPU (visible: 0: simulated GPU, 1: simulated GPU); use auto or false"
@@ -414,6 +414,9 @@ def test_memory_fraction_on_a_real_gpu():
 # --- The report --------------------------------------------------------------------------------------------------
 
 
+OUT_OF_MEMORY = {"FAKE_CUDA_ERROR": "CUDA_ERROR_OUT_OF_MEMORY"}
+
+
 def report(run, *options, **variables):
     return run("-m", "jaxrl_atari.devices", *options, **variables)
 
@@ -480,22 +483,37 @@ def test_the_report_names_the_gpu_that_jax_lacks(full, problem, auto, simulate, 
     for choice in (f"auto  {auto}", "true  an error", "false cpu:0", "0     an error", "1     cpu:2"):
         assert f"devices.gpu = {choice}" in lines
     assert place(DevicesConfig(gpu=1)).home == jax.devices("cpu")[2]  # as the report says
+    monkeypatch.setattr(device_report, "memory_report", lambda config, device, learners: f"memory of {device}")
+    for gpu, memory in (
+        ("1", "memory of cpu:2"),
+        ("0", "memory of a learner device: unknown, because JAX has not"),
+    ):
+        with pytest.raises(device_report.DeviceProblems):
+            device_report.main(["--devices.gpu", gpu])
+        assert f"\n{memory}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("variables", "problem", "auto"),
+    ("visible", "variables", "problem", "auto", "index"),
     [
-        ({}, "JAX cannot start on a GPU: ", "cpu:0"),
-        ({"FAKE_TAKEN_GIB": "23.9"}, "GPU 0: other processes hold its memory", "an error"),
-        ({"FAKE_CUDA_ERROR": "CUDA_ERROR_OUT_OF_MEMORY"}, "JAX cannot start on a GPU (", "an error"),
+        ("0,1", {}, "JAX cannot start on a GPU: ", "cpu:0", "an error"),
+        ("0,1", {"FAKE_TAKEN_GIB": "23.9"}, "GPU 0: other processes hold its memory", "an error", "an error"),
+        ("1", OUT_OF_MEMORY, "JAX cannot start on a GPU (", "an error", "an error"),
+        ("0,1", OUT_OF_MEMORY, "JAX cannot start on a GPU (", "unknown", "unknown"),  # one may have enough
     ],
 )
-def test_the_report_says_what_a_session_does_where_jax_cannot_start(variables, problem, auto, tmp_path):
-    result = report(FakeMachine(tmp_path, gpus=2).python, "--config", "configs/qbert.py", **variables)
+def test_the_report_says_what_a_session_does_where_jax_cannot_start(
+    visible, variables, problem, auto, index, tmp_path
+):
+    run = FakeMachine(tmp_path, gpus=2).python
+    result = report(run, "--config", "configs/qbert.py", CUDA_VISIBLE_DEVICES=visible, **variables)
     assert result.returncode == 1, result.stderr
     assert result.stdout.count(f"problem: {problem}") == result.stdout.count(problem) == 1
-    for choice in (f"auto  {auto}", "true  an error", "false cpu:0", "0     an error", "1     an error"):
+    indices = [f"{number}     {index}" for number in range(len(visible.split(",")))]
+    for choice in (f"auto  {auto}", f"true  {index}", "false cpu:0", *indices):
         assert f"devices.gpu = {choice}\n" in result.stdout
+    in_doubt = "too little memory is free on one of GPU 0 (GPU-0), GPU 1 (GPU-1); wait for other processes, "
+    assert (in_doubt in result.stdout) == (index == "unknown")
     assert "matrix product right" in result.stdout  # of the CPU
 
 

@@ -73,10 +73,10 @@ def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
     [
         (
             {"FAKE_CUDA_ERROR": "INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY"},
-            "too little memory is free on GPU-0",
+            "too little memory is free on GPU 0 (GPU-0)",
         ),
         # XLA logs each device's error, and raises one that does not name it.
-        ({"FAKE_TAKEN_GIB": "23.9"}, "other processes hold the memory of GPU-0"),
+        ({"FAKE_TAKEN_GIB": "23.9"}, "other processes hold the memory of GPU 0 (GPU-0)"),
     ],
 )
 def test_a_gpu_without_free_memory_is_no_reason_to_train_on_the_cpu(how, why, tmp_path):

@@ -94,24 +94,23 @@ class DeviceChoice(NamedTuple):
         return tuple(sorted({index for index in chosen if isinstance(index, int)}))
 
 
-def choose_devices(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
-    """The GPUs that a config asks for.
-
-    Args:
-        field: name of `devices.gpu` in messages.
+def choose_devices(devices: DevicesConfig) -> DeviceChoice:
+    """The devices that a config asks for.
 
     Raises:
         ConfigError: this machine does not have these GPUs.
     """
-    why_learner = f"{field} = {str(devices.gpu).lower()}"
+    why_learner = f"devices.gpu = {str(devices.gpu).lower()}"
     visible = VisibleGpus((), why_learner) if devices.gpu is False else visible_gpus()
     all_indices = range(len(visible.in_one_process))
-    first = choose_device(devices.gpu, visible, field)
+    first = choose_device(devices.gpu, visible, "devices.gpu")
     actor = choose_device(devices.actor, visible, "devices.actor")
     evaluator = choose_device(devices.evaluator, visible, "devices.evaluator")
     if devices.distributed:  # `data_parallel` counts the devices of all processes
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
-        require(gpu_index(devices.gpu) is None, field, devices.gpu, "no index with devices.distributed", hint)
+        require(
+            gpu_index(devices.gpu) is None, "devices.gpu", devices.gpu, "no index with devices.distributed", hint
+        )
         learner = tuple(all_indices)
     elif isinstance(first, int):
         learner = first_devices(devices, all_indices[first:], f"the GPUs from {first} on")
@@ -180,7 +179,7 @@ def consecutive_blocks(count: int, size: int, offset: int) -> list[tuple[int, ..
 # --- JAX's back end ----------------------------------------------------------------------------------------------
 
 
-def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoice:
+def limit_jax(devices: DevicesConfig) -> DeviceChoice:
     """Limits JAX to the devices that a session uses, so that no other GPU gets a context or an array.
 
     It also sets the memory fraction and the flags of `devices.deterministic`. Until JAX has started, a later call
@@ -191,7 +190,7 @@ def limit_jax(devices: DevicesConfig, field: str = "devices.gpu") -> DeviceChoic
         ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings. Nothing has
             been changed then.
     """
-    chosen = choose_devices(devices, field)
+    chosen = choose_devices(devices)
     check_memory_fraction(devices)
     if devices.deterministic:
         check_deterministic_kernels()
@@ -217,23 +216,24 @@ def start_gpus(chosen: DeviceChoice) -> list[jax.Device]:
         chosen: what `limit_jax` has returned.
 
     Raises:
-        UserError: a GPU has too little free memory for JAX to start. The message has UUIDs, as each process
-            numbers the GPUs that it sees.
+        UserError: a GPU has too little free memory for JAX to start. The message has UUIDs besides indices,
+            because each process numbers the GPUs that it sees.
     """
     if not chosen.gpus:
         return []
     try:
         return gpu_provider().start()
     except RuntimeError as error:
-        used = [chosen.gpus[index] for index in chosen.used]
         # XLA can raise an error that does not name the memory, although it was the cause.
-        full = [gpu for gpu in used if gpu_provider().is_full(gpu)]
+        full = [index for index in chosen.used if gpu_provider().is_full(chosen.gpus[index])]
         if full or NO_MEMORY.search(str(error)):
-            named = ", ".join(gpu.uuid for gpu in full or used)
-            why = "other processes hold the memory of" if full else "too little memory is free on"
+            named = ", ".join(f"GPU {index} ({chosen.gpus[index].uuid})" for index in full or chosen.used)
+            why = f"other processes hold the memory of {named}"
+            if not full:
+                why = f"too little memory is free on {'one of ' if len(chosen.used) > 1 else ''}{named}"
             raise UserError(
-                f"JAX cannot start on a GPU ({str(error)[:160]}): {why} {named}; wait for other processes, lower"
-                " their devices.memory_fraction, or choose another GPU"
+                f"JAX cannot start on a GPU ({str(error)[:160]}): {why}; wait for other processes, lower their"
+                " devices.memory_fraction, or choose another GPU"
             ) from error
         forbid_gpu(f"JAX cannot start on a GPU: {reason(error)}")
         return []
