@@ -93,7 +93,7 @@ class Mean:
         pytree_node=False, default=ONE_DEVICE.sum_over_devices
     )
     devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)
-    """That share the samples. `minibatches.apply_to_rollout` reads it, and no mean depends on it."""
+    """Number of devices that share the samples. `minibatches.apply_to_rollout` reads it; no mean depends on it."""
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
@@ -260,7 +260,7 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
     require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
     for part in ("init", "prepare", "loss", "optimizer"):
         function = getattr(algorithm, part)
-        # Compiled updates are kept by their functions, which must be hashable for that.
+        # The functions are keys of the cache of compiled updates, so they must be hashable.
         usable = callable(function) and isinstance(function, Hashable)
         require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
     check_coefficients(algorithm.coefficients, f"{ALGORITHMS.field} {name}: coefficients")

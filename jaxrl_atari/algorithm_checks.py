@@ -1,6 +1,7 @@
 """Checks of what an update is given, and of what the functions of its algorithm return, while JAX traces it.
 
-Mistakes are one-line errors.
+The mistakes that are checked here are one-line errors. Others, such as a loss that returns no pair, are errors of
+JAX or optax.
 """
 
 from collections.abc import Set

@@ -14,7 +14,7 @@ times as long (benchmarks/NOTES.md, "The layer and the form by hand"). A forward
   of each row of a window, *side by side*.
 
 What XLA's CPU backend does badly, and what is done instead. The code refers to these rules by their names, and so
-does `fast/nature_features.py`:
+does `fast/by_hand.py`:
 
     words               Copies of bfloat16 go by way of float32; copies of integers do not, and four uint8 are
                         fastest as one uint32. So data that is only moved is viewed as integers (`as_words`).

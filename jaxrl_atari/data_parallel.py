@@ -23,7 +23,7 @@ class DataParallel:
     data on the devices in this form, and `local_part` takes out what lies on one of them.
 
     JAX only maintains `pmap`, and recommends `jit(shard_map)`. A change to that would touch the leading axis (in
-    this class alone), how a key gets to the devices (`compile`), and the mean of gradients
+    this class alone), how a key gets to the devices (`compile`), `differing_leaf`, and the mean of gradients
     (`update.mean_over_devices`).
     """
 

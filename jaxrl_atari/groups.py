@@ -44,7 +44,7 @@ def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> 
 
 
 class EnvGroup:
-    """Environments that step together on one device, and the policy that acts in them.
+    """Environments that step together, and the network and the device with which a policy acts in them.
 
     A new group resets its emulators: its first rollout starts new games. What the next rollout starts from:
 
@@ -62,7 +62,7 @@ class EnvGroup:
         device: where the network acts.
         rules: rules of the protocol; they define which rewards and terminals learning sees.
         first_env: number of the first environment in the session.
-        check: assert at every step that what acting uses lies on `device`.
+        check: assert at every step that the parameters and the state of the rollout lie on `device`.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 The loop of a session asks a learner for the parameters to act with, and gives it the rollout that they played:
 
     Learner              The newest parameters act, so the first step of a rollout waits for the update before it.
-    OverlappedLearner    `overlap = "update"`: the parameters from before the running update act, and the rollout
-                         does not wait for it.
+    OverlappedLearner    `overlap = "update"`: the parameters from before the running update act, and on a CPU the
+                         rollout does not wait for it.
 
 `OverlappedLearner` runs its updates in a thread of its own. A call of a compiled function returns before its
 result is there. But on a CPU, JAX computes the calls of one thread in order, even if they do not depend on each
@@ -53,10 +53,13 @@ def make_learner(
 class Learner:
     """The train state, on one device or on several in parallel, and the update that replaces it.
 
+    What `state`, `params` and `acting_params` return is valid until the next `update`, which may consume it.
+
     Args:
         train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied, because an
             update consumes what it is given.
-        check: check in each update that all arrays are on the intended devices (`devices.check`).
+        check: check in each update that the train state and the rollout are on the intended devices, and that the
+            new state is equal on all of them (`devices.check`).
     """
 
     def __init__(
@@ -79,15 +82,14 @@ class Learner:
 
     @property
     def state(self) -> TrainState:
-        """The train state after the newest update, on the learner's first local device.
-
-        It is valid until the next `update`, which consumes it.
-        """
+        """The train state after the newest update, on the learner's first local device."""
+        self._wait()
         return self._parallel.local_part(self._state, 0)
 
     @property
     def params(self) -> Any:
-        """The parameters of `state`, without the rest of it, which would be copied on several devices."""
+        """The parameters of `state`. On several devices, this copies them alone, and not the whole state."""
+        self._wait()
         return self._parallel.local_part(self._state.params, 0)
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
@@ -102,7 +104,15 @@ class Learner:
             A function that waits for the update and returns its metrics.
 
         Raises:
-            ConfigError: the train state differs from device to device.
+            ConfigError: the train state differs from device to device; or as `update.update`, when it is compiled.
+        """
+        return self._run_update(rollouts, options, key)
+
+    def _run_update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
+        """As `update`.
+
+        In an `OverlappedLearner` this runs in the thread. It reads `_state`, and never `state` or `params`, which
+        would wait for the thread.
         """
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
@@ -115,6 +125,9 @@ class Learner:
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
+
+    def _wait(self) -> None:
+        """Waits for a running update. Here none is: what an update has not computed yet, JAX itself waits for."""
 
     def _check_state(self) -> None:
         """Raises `ConfigError` if the state differs between devices: a checkpoint keeps that of one device alone.
@@ -137,16 +150,13 @@ class Learner:
         return float(jax.device_get(_norm(self.params)))
 
     def acting_params(self) -> list[Any]:
-        """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`.
-
-        It is valid until the next `update`, which may consume it.
-        """
+        """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
         return self._to_actors(
             [self._parallel.local_part(self._state.params, number) for number in range(len(self._actors))]
         )
 
     def _to_actors(self, params: Sequence[Any]) -> list[Any]:
-        """The parameters for each actor, on any device, as `acting_params` returns them."""
+        """Puts each actor's parameters, which may lie on any device, on its own: what `acting_params` returns."""
         moved = map(jax.device_put, params, self._actors)
         return [self._network.acting_params(each) for each in moved]
 
@@ -162,7 +172,7 @@ class OverlappedLearner(Learner):
     """A learner that runs each update in a thread, while the next rollout is collected (`overlap = "update"`).
 
     That rollout acts with the parameters that the update began with: one update of lag, never more. `update` and
-    whatever reads the train state first wait for the update before.
+    whatever reads the train state first wait for the update before. What `acting_params` returns is always valid.
 
     An error in an update is raised by whatever waits for it: the function that returns its metrics, the next
     `update`, or a reader of the train state. Each later call of these raises it again, as the state may have been
@@ -195,26 +205,15 @@ class OverlappedLearner(Learner):
         if self._newest is not None:
             self._newest.result()
 
-    @property
-    def state(self) -> TrainState:
-        self._wait()
-        return super().state
-
-    @property
-    def params(self) -> Any:
-        self._wait()
-        return super().params
-
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
         self._acting = _copy(self.params)  # waits for the update before
-        update = super().update
         # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
-        # is exempt: to compile an array that an algorithm closes over, JAX fetches it from the device.
+        # is exempt: to compile a function that closes over an array, JAX fetches the array from the device.
         is_guarded = self._check and self._newest is not None
 
         def run() -> dict[str, float]:
             with jax.transfer_guard("disallow" if is_guarded else "allow"):
-                return update(rollouts, options, key)()
+                return self._run_update(rollouts, options, key)()
 
         self._newest = self._thread.submit(run)
         return self._newest.result

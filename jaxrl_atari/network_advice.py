@@ -19,21 +19,25 @@ from jaxrl_atari.network_forms import CPUS, compute_dtype, form_of
 from jaxrl_atari.network_interface import init_params, make_module
 
 
-def network_advice(config: NetworkConfig, num_actions: int, *device_classes: DeviceClass) -> str:
+def network_advice(
+    config: NetworkConfig, num_actions: int, device_class: DeviceClass, *other_classes: DeviceClass
+) -> str:
     """What would make the network of these arguments faster; empty where nothing is known.
 
     Args:
-        config, num_actions, device_classes: as `network_forms.make_network` takes them.
+        config, num_actions, device_class, other_classes: as `network_forms.make_network` takes them.
     """
+    device_classes = (device_class, *other_classes)
     module = make_module(config, num_actions, compute_dtype(config, device_classes))
     form = form_of(module, config, device_classes)
-    if form == "plain":  # as XLA computes best on a GPU; on a CPU, the config asks for it
+    if form == "plain":  # nothing to advise: it is the best on a GPU, and on a CPU the config asks for it
         return ""
     if not CPUS.issuperset(device_classes):
         return (
             f"network.conv = {config.conv}: a GPU learns or acts, and the gradients of jaxrl_atari.layers.Conv are"
             " those for CPUs all the same; plain has those of the GPU"
         )
+    # The form by hand computes the layers of `KERNELS`, whatever layers the module has for them.
     slow = [layer for layer in slow_convolutions(module) if form == "layers" or layer not in by_hand.KERNELS]
     if slow:
         return (

@@ -7,8 +7,8 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 `hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
     form        computed by
-    plain       the module as it is written, with XLA's own gradients of convolutions
-    layers      the module with `for_cpu`, if it has this field: the gradients of `layers.Conv` are those for CPUs
+    plain       the module as it is written: its layers, with XLA's gradients
+    layers      the module with `for_cpu`, if it has this field: its layers, with the gradients for CPUs
     by_hand     the module as in `layers`, but `fast/` computes its features (`networks.NatureFeatures`)
 
 The option `network.conv` names one of them, or is `auto`: `by_hand` where only CPUs learn and act, and `plain`
@@ -42,7 +42,9 @@ Form = Literal["plain", "layers", "by_hand"]
 """The forms of a network."""
 
 
-def make_network(config: NetworkConfig, num_actions: int, *device_classes: DeviceClass) -> Network:
+def make_network(
+    config: NetworkConfig, num_actions: int, device_class: DeviceClass, *other_classes: DeviceClass
+) -> Network:
     """The network of a config. Equal arguments give the same object, so that programs are compiled once.
 
     The devices that learn and those that act use the same network, so they store frames in the same layout and
@@ -50,12 +52,13 @@ def make_network(config: NetworkConfig, num_actions: int, *device_classes: Devic
     update's first gradient step, up to TF32 in the GPU's convolutions.
 
     Args:
-        device_classes: of the devices that learn and of those that act. One is enough where both are equal.
+        device_class, other_classes: of the devices that learn, and of those that act. One is enough where both are
+            equal.
 
     Raises:
         ConfigError: no network has that name, or it cannot be made.
     """
-    classes = tuple(dict.fromkeys(device_classes))  # each once: those that learn come first
+    classes = tuple(dict.fromkeys((device_class, *other_classes)))  # each once: those that learn come first
     return _network_of(make_module(config, num_actions), config, classes)
 
 
@@ -63,14 +66,14 @@ def make_network(config: NetworkConfig, num_actions: int, *device_classes: Devic
 def _network_of(module: nn.Module, config: NetworkConfig, device_classes: tuple[DeviceClass, ...]) -> Network:
     """The network of a module, whose `dtype` and `for_cpu` are set here.
 
-    It is kept by the module, so that another one, registered later under its name, gets its own.
+    The module is a key of the cache, so that another one, registered later under its name, gets its own network.
     """
     dtype = compute_dtype(config, device_classes)
     module = module.clone(dtype=dtype)
     form = form_of(module, config, device_classes)
     if form != "plain" and hasattr(module, "for_cpu"):
         module = module.clone(for_cpu=True)
-    as_it_is = Network(
+    network = Network(
         init=partial(init_params, module),
         apply=partial(apply_module, module),
         layout=PLAIN,
@@ -78,7 +81,7 @@ def _network_of(module: nn.Module, config: NetworkConfig, device_classes: tuple[
         dtype=dtype,
         initial_carry=partial(initial_carry, module),
     )
-    return _with_features_by_hand(as_it_is, module, device_classes[0]) if form == "by_hand" else as_it_is
+    return _with_features_by_hand(network, module, device_classes[0]) if form == "by_hand" else network
 
 
 def form_of(module: nn.Module, config: NetworkConfig, device_classes: Sequence[DeviceClass]) -> Form:
@@ -117,7 +120,8 @@ def _with_features_by_hand(network: Network, module: nn.Module, device_class: De
         network: of the module.
     """
     chunk = by_hand.chunk_size(device_class, network.dtype)
-    features = features_by_hand(partial(by_hand.features, dtype=network.dtype, chunk=chunk))
+    compute = partial(by_hand.features, dtype=network.dtype, chunk=chunk)
+    features = features_by_hand(compute, network.dtype)
     return network._replace(
         apply=partial(apply_module, module.clone(features_by_hand=features)),
         layout=BLOCKED,

@@ -1,4 +1,4 @@
-"""What a network is: a `flax.linen.Module`, and the pure functions as which the package knows it.
+"""What a network is: a `flax.linen.Module`; and `Network`, the pure functions that the rest of the package uses.
 
 A module is here called a network if it has:
 
@@ -14,8 +14,8 @@ A module is here called a network if it has:
                    learn and act, `fast/` computes these features
 
 **A call**, `module(stacks)`, with frame stacks uint8 [N, 84, 84, 4], the oldest frame first. It returns `Outputs`,
-or a pair: logits float32 [N, A] and value float32 [N]. Three values are refused: further outputs have names, as in
-`Outputs(logits, value, features=x)`. A logit of -1e9 rules an action out; -inf would make the entropy NaN.
+or a pair: logits float32 [N, A] and value float32 [N]. A tuple of three is refused: further outputs are named, as
+in `Outputs(logits, value, features=x)`. A logit of -1e9 rules an action out; -inf would make the entropy NaN.
 
 **Parameters**, and no other variables: layers with statistics or random numbers, such as batch normalisation,
 spectral normalisation and dropout, are refused. Layer and group normalisation work.
@@ -98,7 +98,7 @@ class Network(NamedTuple):
     init: Callable[[jax.Array], Any]  # key -> its first parameters, as `init_params` makes them
     apply: Apply
     layout: FrameLayout  # how frames are stored: `Observation.stacks` is uint8 [N, H, W, 4 * C]
-    acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster, with the same outputs
+    acting_params: Callable[[Any], Any]  # params -> params that `apply` reads faster: for acting, not for learning
     dtype: Any  # type of the torso's arithmetic
     initial_carry: Callable[[int], Any] = lambda num_envs: ()  # memory before the first game, [num_envs, ...]
 
@@ -135,7 +135,7 @@ def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float3
     network = NETWORKS.get(config.name)
     try:
         module = network(num_actions=num_actions, dtype=dtype)
-        hash(module)  # compiled programs are kept by their modules
+        hash(module)  # the module is a key of the caches of compiled programs
     except TypeError as error:
         expected = "a flax.linen.Module with the fields num_actions and dtype, and hashable values in its others"
         raise ConfigError(NETWORKS.field, config.name, expected, str(error)) from error

@@ -21,8 +21,8 @@ from jaxrl_atari.network_interface import FeaturesByHand, Outputs
 def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
     """A dense layer that computes in `dtype`, with orthogonal initialisation of gain `scale`.
 
-    In float32 its products are those of float32 on a GPU too, and not of TF32, which would round them to ten bits:
-    they are a small part of the arithmetic. Convolutions, most of it, stay in TF32 there, as JAX has it.
+    On a GPU, float32 means true float32 here, and not TF32, which would round the factors to ten bits. It costs
+    little: convolutions, which are most of the arithmetic, use TF32 there, as is JAX's default.
     """
     return nn.Dense(
         features,

@@ -34,8 +34,8 @@ Rollouts do not interrupt this: if a game ends in step T - 1, step 0 of the next
 
 **Groups.** The environments of a device can be dealt to several groups (`env.num_groups`), which take turns: one
 steps its emulators while the policy acts for another. The seed of an environment's games and the keys of its
-actions depend only on its number. So the number of devices and groups does not change what is played, except
-through rounding: parameters, and outputs of the network, can round differently in batches of another size.
+actions depend only on its number. So with the same parameters, the number of devices and groups does not change
+what is played, except that outputs of the network can round differently in batches of another size.
 
 With several processes, the games differ from those of one: an environment then gets no new seeds at anchors
 (`envs/record.py`), because several processes keep no record of their games.

@@ -67,7 +67,7 @@ def update(
 
     Returns:
         The new state and the metrics. Those that the loss returned, `loss` itself, and `gradient_norm` (the global
-        norm before the optimiser clips it) are means over the gradient steps taken. To these come those of
+        norm before the optimiser clips it) are means over the gradient steps taken. They also include those of
         `prepare` and, with `options.target_kl`, `skipped_steps`: the number of gradient steps that were left out.
 
     Raises:

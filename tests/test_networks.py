@@ -182,7 +182,7 @@ def shipped(name, dtype="float32", conv="plain"):
 
 def products(chunk, dtype="float32"):
     """The Nature network with features of `fast/by_hand.py`, on stacks of images."""
-    features = features_by_hand(partial(by_hand.features, dtype=jnp.dtype(dtype), chunk=chunk))
+    features = features_by_hand(partial(by_hand.features, dtype=jnp.dtype(dtype), chunk=chunk), dtype)
     module = NatureActorCritic(ACTIONS, jnp.dtype(dtype), features_by_hand=features)
     return lambda params, x: apply_module(module, params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))))[:2]
 
@@ -569,6 +569,26 @@ def test_advice_names_no_layer_that_is_computed_by_hand():
 
     assert is_by_hand(registered("both", Both))
     assert not network_advice(NetworkConfig(name="both"), ACTIONS, "cpu")
+
+
+def test_features_in_a_type_of_their_own_are_not_computed_in_that_of_the_session():
+    class Mixed(nn.Module):
+        num_actions: int
+        dtype: object = jnp.float32
+        for_cpu: bool = False
+        features_by_hand: object = None
+
+        @nn.compact
+        def __call__(self, stacks):
+            features = networks.NatureFeatures(jnp.float32, self.for_cpu, self.features_by_hand)
+            nn.share_scope(self, features)
+            return networks.heads(features(stacks), self.num_actions)
+
+    network_interface.register_network("mixed", Mixed)
+    assert is_by_hand(make_network(NetworkConfig(name="mixed", compute_dtype="float32"), ACTIONS, "cpu"))
+    config = NetworkConfig(name="mixed", compute_dtype="bfloat16")
+    assert not is_by_hand(make_network(config, ACTIONS, "cpu"))
+    assert "NatureFeatures has another dtype than the network" in network_advice(config, ACTIONS, "cpu")
 
 
 def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):

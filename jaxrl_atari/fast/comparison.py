@@ -72,22 +72,29 @@ def is_as_shipped(dtype: Any) -> bool:
 
 
 def try_by_hand(module: Any, params: Any) -> None:
-    """The trial: traces the network with features by hand. It raises what the network then raises.
+    """The trial: traces the network with `features_as_shipped` as its features by hand, and raises what it raises.
 
     Args:
         params: shapes of the network's parameters.
     """
-    features = features_by_hand(partial(features_as_shipped, dtype=module.dtype))
+    features = features_by_hand(partial(features_as_shipped, dtype=module.dtype), module.dtype)
     by_hand = module.clone(features_by_hand=features)
     jax.eval_shape(partial(apply_module, by_hand), params, empty_observation(module))
 
 
-def features_by_hand(compute: Features) -> FeaturesByHand:
-    """A function of parameters and stacks as the field `features_by_hand` of a network."""
+def features_by_hand(compute: Features, dtype: Any) -> FeaturesByHand:
+    """A function of parameters and stacks as the field `features_by_hand` of a network.
+
+    Args:
+        dtype: the type in which `compute` computes.
+    """
 
     def features(module: nn.Module, stacks: jax.Array) -> jax.Array:
-        if type(module) is not NatureFeatures:  # an edited copy, for which `compute` would silently be wrong
+        # For an edited copy, and for features in another type, `compute` would silently be wrong.
+        if type(module) is not NatureFeatures:
             raise TypeError("features_by_hand is for networks.NatureFeatures alone, not for a copy of it")
+        if jnp.dtype(module.dtype) != jnp.dtype(dtype):
+            raise TypeError("networks.NatureFeatures has another dtype than the network")
         return compute(module.variables["params"], stacks)
 
     return features
