@@ -27,7 +27,7 @@ from jaxrl_atari.network_interface import Network
 class Past(NamedTuple):
     """What a rollout starts from: what the policy saw and remembers before step 0."""
 
-    frames: jax.Array  # uint8 [3, B, *frame]: the newest frames of the three steps before, the oldest first
+    frames: jax.Array  # uint8 [3, B, *frame]: the last three frames before step 0, the oldest first
     age: jax.Array  # int32 [B]: age of the last of them
     carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
 

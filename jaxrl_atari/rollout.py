@@ -11,8 +11,8 @@ steps the policy is applied once more, to frame T, for the value that the target
 
 Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
 rollout therefore hands to the next one (`Past`) the frames that it saw and the memory that it had *before* step T.
-Step T runs the program of the other steps, which also draws actions that nobody needs: a program for the value
-alone would have to be compiled, too.
+Step T runs the same compiled program as the other steps, although nobody needs the actions that it draws, because
+a program for the value alone would have to be compiled, too.
 
 **The end of a game.** Where a game ends in step t, the emulators start the next one in the step after, which is
 called an auto-reset step:
@@ -77,7 +77,8 @@ from jaxrl_atari.network_interface import Network, Observation
 class Collected(NamedTuple):
     """Result of `collect`.
 
-    Its times are of the loop, once the first actions were sent. The policy of step T may run on after it.
+    The times count from when the first actions were sent to the end of the loop. The policy of step T may still be
+    running then.
     """
 
     rollouts: list[Rollout]  # one for each of this process's learner devices
@@ -181,7 +182,7 @@ class RolloutInProgress:
 
         The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
         Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
-        emulators keep cold. So the transfer guard makes an exception for both transfers.
+        emulators keep cold (benchmarks/NOTES.md). So the transfer guard is lifted for both transfers.
         """
         group = self.group
         if group.check:
@@ -268,7 +269,7 @@ class ActorState(NamedTuple):
     """A rollout of T steps on the device, as far as `act` has filled it."""
 
     t: jax.Array  # int32 []: the step that comes next
-    last_age: jax.Array  # int32 [B]: age of the step before
+    last_age: jax.Array  # int32 [B]: age of the newest frame of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
     steps: Steps
     # The memory of a recurrent network, [B, ...]; empty for others.
@@ -346,7 +347,7 @@ def act(
 
 @jax.jit
 def past_of(state: ActorState) -> Past:
-    """What the next rollout starts from, after step T of this one, which is step 0 of the next."""
+    """What the next rollout starts from. Call it after step T of this one, which is step 0 of the next."""
     # The frames of steps T - 3 to T - 1, and the age in step T - 1.
     return Past(frames=state.frames[-STACK:-1], age=state.steps.age[-2], carry=state.carry_before)
 

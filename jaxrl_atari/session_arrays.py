@@ -78,7 +78,7 @@ def abstract_arrays(
 
 
 def abstract_params(network: NetworkConfig, num_actions: int, device: jax.Device) -> dict[str, Any]:
-    """The part of `abstract_arrays` that plays, `train_state/params`, without what an algorithm adds to it.
+    """The parameters of the network in `abstract_arrays`, without those that an algorithm adds: what plays.
 
     It needs no algorithm, so a run can be played by someone who lacks the code of its training.
 
