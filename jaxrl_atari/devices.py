@@ -1,8 +1,20 @@
-"""Where a session runs: `place` finds the devices that learn, act and evaluate, from the options `devices`.
+"""Where a session runs: `place` turns the options `devices` into the devices that learn, act and evaluate.
 
-`check_placement` asserts where arrays lie, for `devices.check`. `hardware/choice.py` chooses among the GPUs before
-JAX starts, and `data_parallel.py` runs the update on the learner's devices. The command
-`python -m jaxrl_atari.devices` starts at the end of this file; `device_report.py` has what it prints.
+The verbs mean the same here, in `hardware/choice.py` and in `hardware/gpus.py`:
+
+| verb | meaning |
+|---|---|
+| choose | find what the options ask for: indices of visible GPUs, or the CPU |
+| divide | share out the visible GPUs among the sessions of a trial, suite or sweep |
+| limit | let JAX start on the chosen GPUs only |
+| forbid | let JAX start on no GPU |
+| start | start JAX on the GPUs to which it is limited |
+| place | choose, limit and start: the result is devices of JAX |
+| pick | place, for a single `gpu` option: the result is one device of JAX |
+
+`check_placement` asserts where arrays lie, for `devices.check`. `data_parallel.py` runs the update on the devices
+that learn. The command `python -m jaxrl_atari.devices` starts at the end of this file, and `device_report.py` has
+what it prints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +57,7 @@ class Placement(NamedTuple):
 
 
 def place(devices: DevicesConfig) -> Placement:
-    """The devices of a session. Starts JAX's back end on these devices alone.
+    """Returns the devices of a session, and starts JAX's back end on these devices alone.
 
     Raises:
         ConfigError: this machine lacks a device, or JAX has already started without it; or several processes learn
@@ -57,7 +69,7 @@ def place(devices: DevicesConfig) -> Placement:
     if chosen.gpus and not started:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
         if devices.distributed:  # the others would learn on GPUs
             why = visible_gpus().why_none
-            raise UserError(f"devices.distributed: {why}; mend it, or use --devices.gpu false in all processes")
+            raise UserError(f"devices.distributed: {why}; fix it, or use --devices.gpu false in all processes")
         chosen = choose_devices(devices)  # `auto` now means the CPU; other options are an error
     learner = learner_devices(devices, chosen, started)
     if devices.distributed:
@@ -114,15 +126,15 @@ def learner_devices(
 
 
 def local_gpus(started: Sequence[jax.Device]) -> dict[int, jax.Device]:
-    """The GPUs of this process, of those that `start_gpus` has returned, by their indices among the visible GPUs.
+    """The GPUs that `start_gpus` has returned and this process has, by their indices among the visible GPUs.
 
-    JAX may have started without some of the visible GPUs.
+    An index may be missing: JAX may have started without one of the visible GPUs.
     """
     return {gpu_provider().index(gpu): gpu for gpu in of_this_process(started)}
 
 
 def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
-    """Those of the devices of all processes that this process has."""
+    """The devices of this process, out of those of all processes."""
     return tuple(device for device in devices if device.process_index == jax.process_index())
 
 

@@ -46,7 +46,8 @@ def keep_compiled_programs() -> list[str]:
         if not folder:
             return ["compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"]
         name = f"threads_{cpu.xla_threads()}"
-        folder = f"{folder.removesuffix(f'/{name}')}/{name}"  # the variable may name the folder of an earlier line
+        # The user may have copied the folder from the line that is returned below: it then ends with the name.
+        folder = f"{folder.removesuffix(f'/{name}')}/{name}"
         if "://" not in folder:  # a bucket is left to JAX
             Path(folder).mkdir(parents=True, exist_ok=True)
             lines = _remove_damaged_programs(Path(folder))
@@ -83,7 +84,7 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
         since = 0.0
     damaged = []
     for path in folder.glob("*-cache"):
-        # Removed by another process that starts, or of another user, who keeps it to himself.
+        # Another process that starts has removed it, or another user has made it unreadable for others.
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if not since <= path.stat().st_mtime < until:
                 continue

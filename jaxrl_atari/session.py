@@ -282,9 +282,9 @@ def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def place_session(config: Config) -> Placement:
-    """Finds the devices of a session and starts JAX on them.
+    """Places a session (`devices.place`), and checks that its config suits the devices that learn.
 
-    It also checks that the environments and minibatches can be divided among the devices that learn.
+    The environments and the minibatches must be divisible by the number of these devices.
 
     Raises:
         ConfigError: a device that is not there, or sizes that do not suit the number of devices.

@@ -1,4 +1,4 @@
-"""The arrays of a session, which a checkpoint holds: their first values, and their shapes for a restore."""
+"""The arrays of a session: their first values, those of a checkpoint, and their shapes, for a restore."""
 
 from collections.abc import Callable
 from functools import partial

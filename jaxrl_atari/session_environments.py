@@ -106,7 +106,7 @@ def start_environments(
 ) -> SessionEnvironments:
     """Makes environments in which the games of a checkpoint continue if that is possible; else new games start.
 
-    The traceback of a bug that prevents it is printed, too.
+    If an error prevents it, and is not one that the user can correct, its traceback is printed.
 
     Args:
         seed: seed of the session, from which that of new games derives.
@@ -118,8 +118,8 @@ def start_environments(
     if resumed is not None:
         why_new = games_problem(env, resumed.meta)
         if not why_new:
-            # 0: playing the games again brings the count of steps back. New games continue it.
             game_seed = resumed.meta["game_seed"]
+            # 0 steps so far: the games are played again from their start, which counts their steps.
             environments = SessionEnvironments(make(game_seed, 0), game_seed)
             try:
                 environments.resume(*_saved_games(checkpoints, resumed))

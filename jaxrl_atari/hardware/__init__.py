@@ -3,13 +3,13 @@
 | module | content |
 |---|---|
 | cpu | cores, instruction sets, and the CPU quota of a container |
-| device_class | classes of devices by how they compute bfloat16 |
+| device_class | classes of devices, which decide the form and the arithmetic of a network |
 | gpus | the GPUs that a process may use, found without starting JAX |
 | choice | the GPUs that a config asks for; how JAX is limited to these and started |
 | memory | the share of a GPU's memory that JAX reserves |
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
-| jax_settings | settings of JAX and XLA that change numbers, and whether JAX has started |
+| jax_settings | settings of JAX and XLA: what changes numbers, what sessions change; whether JAX has started |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.
 """

@@ -1,8 +1,8 @@
 """Choice of GPUs: which ones a config asks for, how sessions divide them, and how JAX starts on them.
 
-`choose_devices` finds the GPUs that a config asks for. The process that starts the sessions of a trial calls
-`divide_gpus`, to divide the GPUs among them. Each process that trains then calls `limit_jax`, so that JAX sees
-only the GPUs of its session, and `start_gpus`. Of the functions here, only `start_gpus` starts JAX's back end.
+The process that starts the sessions of a trial calls `divide_gpus`. Each process that trains then calls
+`limit_jax`, which calls `choose_devices`, and after that `start_gpus`. `devices.place` does both, and `devices.py`
+says what the verbs mean. Of the functions here, only `start_gpus` starts JAX's back end.
 """
 
 import os
@@ -182,9 +182,9 @@ def consecutive_blocks(count: int, size: int, offset: int) -> list[tuple[int, ..
 def limit_jax(devices: DevicesConfig) -> DeviceChoice:
     """Limits JAX to the devices that a session uses, so that no other GPU gets a context or an array.
 
-    It also sets the memory fraction and the flags of `devices.deterministic`. Until JAX has started, a later call
-    replaces a limit to some GPUs and the settings of an earlier one; a limit to the CPU stays. Afterwards JAX
-    keeps the devices that it has.
+    It also sets the memory fraction and the flags of `devices.deterministic`. Until JAX has started on a GPU, each
+    call first puts back what an earlier call has set, except a limit to the CPU, which stays. Once JAX has
+    started, it keeps its devices and their settings.
 
     Raises:
         ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings. Nothing has

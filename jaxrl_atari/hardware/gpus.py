@@ -119,7 +119,7 @@ class NvidiaGpus:
         self._why_forbidden = self._why_forbidden or why
 
     def limit(self, used: Collection[int]) -> None:
-        """See `GpuProvider`."""
+        """See `GpuProvider`. For all GPUs, JAX's option stays: `all`, or what `jax.distributed` has set."""
         if len(used) < len(self.visible_gpus().gpus):
             changed_options.set("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
@@ -264,9 +264,9 @@ def _mig_slices(gpu: Gpu) -> list[Gpu]:
     slices = []
     with contextlib.suppress(nvml.NVMLError):
         handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with contextlib.suppress(nvml.NVMLError):  # there is no slice in this place
-                slices.append(_gpu(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)))
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(nvml.NVMLError):  # there is no slice of this number
+                slices.append(_gpu(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
     return slices
 
 

@@ -1,4 +1,5 @@
-"""JAX's settings: its config and environment variables, what changes numbers, and whether JAX has started."""
+"""JAX's settings, in its config and in environment variables: which of them change numbers, which ones sessions
+change and put back, and whether JAX has started."""
 
 import os
 from collections.abc import Callable
@@ -85,7 +86,7 @@ changed_options = ChangedSettings(lambda name: jax_config.values[name], jax_conf
 
 
 def put_back_settings() -> None:
-    """Puts back what sessions have changed. JAX must not have started: the settings say how it has started."""
+    """Puts back what sessions have changed. Once JAX has started on a GPU, they have to stay: they say how."""
     changed_variables.put_back()
     changed_options.put_back()
 

@@ -52,21 +52,21 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     sharing = math.ceil(parallel / len(blocks))
     # `limit_jax` gives a session these GPUs where it sees all, as it has to if an option names a GPU by its index.
     by_itself = choose_devices(config.devices).used
-    limited = blocks != [by_itself]
-    slots = [_slot(config.devices, block, division.why, limited, sharing) for block in blocks]
+    hides_others = blocks != [by_itself]
+    slots = [_slot(config.devices, block, division.why, hides_others, sharing) for block in blocks]
     if parallel > 1:
         threads = {DEFAULT_THREADS_VARIABLE: str(max(1, emulator_cores() // parallel))}
         slots = [slot._replace(variables={**slot.variables, **threads}) for slot in slots]
     return SlotPlan(slots, parallel)
 
 
-def _slot(devices: DevicesConfig, block: Sequence[int], why: str, limited: bool, sharing: int) -> Slot:
+def _slot(devices: DevicesConfig, block: Sequence[int], why: str, hides_others: bool, sharing: int) -> Slot:
     """Makes the slot of a block of GPUs, or of the CPU.
 
     Args:
         block: one of those of `divide_gpus`.
         why: why sessions get these devices.
-        limited: whether sessions see only the GPUs of the block.
+        hides_others: whether sessions see only the GPUs of the block.
         sharing: number of sessions that train there at a time.
     """
     if not block:
@@ -75,7 +75,7 @@ def _slot(devices: DevicesConfig, block: Sequence[int], why: str, limited: bool,
     gpus = [visible[index] for index in block]
     where = f"GPU {','.join(map(str, block))}"
     variables = {}
-    if limited and len(gpus) < len(visible):
+    if hides_others and len(gpus) < len(visible):
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
     fraction = None
     if sharing > 1:
