@@ -77,7 +77,16 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
     for leaf in jax.tree.leaves(samples):
         shape = jnp.shape(leaf)
         require(shape[:2] == steps, "samples of prepare", list(shape), expected)
-    return after, samples, as_floats(metrics)
+    return strongly_typed(after), samples, as_floats(metrics)
+
+
+def strongly_typed(tree: Any) -> Any:
+    """The arrays of a tree, of which none is weakly typed (`jax.numpy`, type promotion).
+
+    Python numbers are, and arrays that were computed of them alone. A state with such an array would compile the
+    update again once it has a fixed type, as after a restore.
+    """
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 
 def forms(tree: Any) -> dict[str, str]:

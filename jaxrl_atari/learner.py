@@ -16,7 +16,7 @@ the same thread, and after 1 ms in another. This has not been measured on a GPU.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,22 +32,6 @@ from jaxrl_atari.update import update
 
 ReadMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
-
-
-def make_learner(
-    overlap: Literal["none", "update"],
-    placement: Placement,
-    network: Network,
-    algorithm: Algorithm,
-    train_state: TrainState,
-    acting: Any = None,
-    *,
-    check: bool = False,
-) -> "Learner":
-    """The learner of a session. The arguments besides `overlap` are those of `Learner` and `OverlappedLearner`."""
-    if overlap == "none":
-        return Learner(placement, network, algorithm, train_state, check=check)
-    return OverlappedLearner(placement, network, algorithm, train_state, acting, check=check)
 
 
 class Learner:

@@ -20,7 +20,7 @@ from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, ReadMetrics, make_learner
+from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network
@@ -381,15 +381,12 @@ def _make_session(
         say(advice)
     if resumed is None:
         arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
-    learner = make_learner(
-        config.overlap,
-        placement,
-        network,
-        algorithm,
-        arrays["train_state"],
-        arrays.get("acting"),
-        check=config.devices.check,
-    )
+    check, state = config.devices.check, arrays["train_state"]
+    if config.overlap == "none":
+        learner = Learner(placement, network, algorithm, state, check=check)
+    else:
+        acting = arrays.get("acting")
+        learner = OverlappedLearner(placement, network, algorithm, state, acting, check=check)
     exits.callback(learner.close)
     was_evaluating = "evaluation" in arrays  # at the checkpoint
     evaluator = None

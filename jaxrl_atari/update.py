@@ -19,6 +19,7 @@ from jaxrl_atari.algorithm_checks import (
     check_optimizer_state,
     check_options,
     check_prepared,
+    strongly_typed,
 )
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
@@ -40,7 +41,7 @@ def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key:
     params, extra = check_first_state(params, algorithm.init(params, key))
     opt_state = algorithm.optimizer(options).init(params)
     check_optimizer_state(opt_state)
-    return TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra)
+    return strongly_typed(TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra))
 
 
 def update(

@@ -25,7 +25,7 @@ from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.learner import Learner, make_learner
+from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.minibatches import observe
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
@@ -321,12 +321,31 @@ def test_the_state_must_be_the_same_on_all_devices(overlap, changed, leaf):
     placement = place(config.devices)
     arrays = first_arrays(config, Corridor.num_actions, placement.home)
     own = make_network(config.network, Corridor.num_actions, *placement.device_classes)
-    learner = make_learner(overlap, placement, own, find_algorithm(config.algorithm), arrays["train_state"])
+    learner_class = {"none": Learner, "update": OverlappedLearner}[overlap]
+    learner = learner_class(placement, own, find_algorithm(config.algorithm), arrays["train_state"])
     halves = [collected(own, arrays["train_state"].params, ENVS // 2, seed) for seed in (0, 1)]
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(ConfigError, match=expected):
         learner.update(halves, jax.tree.map(np.float32, CONFIG), KEY)()
     learner.close()
+
+
+@pytest.mark.parametrize("value", [0.1, jnp.log(0.1)])
+def test_a_state_of_weak_types_compiles_an_update_once(value):
+    """JAX takes a Python number, and what is computed of it alone, for an array whose type may still change."""
+
+    def prepare(state, *arguments):
+        return PPO.prepare(state.replace(extra=jnp.where(state.optimizer_steps > 3, 1.0, 0.0)), *arguments)
+
+    algorithm = PPO._replace(init=lambda params, key: ({**params, "own": value}, value), prepare=prepare)
+    params, network = make(FeedForward, Corridor.num_actions)
+    state = init_train_state(params, CONFIG, algorithm, KEY)
+    rollout = random_rollout(KEY, network, length=LENGTH, num_envs=ENVS, num_actions=Corridor.num_actions)
+    compiled = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
+    for _ in range(3):
+        state, _metrics = compiled(state, rollout, CONFIG, KEY)
+    assert compiled._cache_size() == 1
+    assert not any(leaf.weak_type for leaf in jax.tree.leaves(state))
 
 
 def test_a_lambda_of_the_game_is_no_number_of_an_update():

@@ -584,6 +584,20 @@ def test_a_session_ends_although_a_library_hangs_at_exit(tmp_path, capfd):
     assert "the end of a line" in capfd.readouterr().out
 
 
+def test_the_reason_is_told_if_a_process_cannot_import_what_its_parent_has(tmp_path, monkeypatch):
+    """A file that was edited in the meantime, for example."""
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
+    own = tmp_path / "edited_idea.py"
+    own.write_text("x = 1\n")
+    import_named([str(own)])
+    own.write_text("raise ValueError('half an edit')\n")
+    (failure,) = run(tmp_path, small_sessions.begin_alone, 1).values()
+    assert failure.correctable
+    assert "edited_idea.py" in failure.reason
+    assert "half an edit" in failure.reason
+    assert not (tmp_path / "begun 0").exists()
+
+
 @pytest.mark.long
 def test_an_error_where_a_session_has_ended_waits_until_the_others_have_saved(tmp_path):
     def on_end(job, failure):

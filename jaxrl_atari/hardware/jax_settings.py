@@ -86,7 +86,7 @@ changed_options = ChangedSettings(lambda name: jax_config.values[name], jax_conf
 
 
 def put_back_settings() -> None:
-    """Puts back what sessions have changed. Once JAX has started on a GPU, the settings say how, and have to stay."""
+    """Puts back what sessions have changed. Not once JAX has started on a GPU: they then say how."""
     changed_variables.put_back()
     changed_options.put_back()
 

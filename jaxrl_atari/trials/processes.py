@@ -27,6 +27,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.jax_settings import changed_variables, jax_config, write_variable
+from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.output import counted
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.trials.launch import (
@@ -343,4 +344,8 @@ def _run(
             sys.exit(1)
 
     threading.Thread(target=end_with_parent, name="end with parent", daemon=True).start()
+    failure = attempt(import_inherited)  # before `cli.run` does it, so that the parent gets the reason
+    if failure is not None:
+        send(failure)
+        sys.exit(1)
     cli.run(main)
