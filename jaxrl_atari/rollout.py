@@ -48,8 +48,6 @@ one after the other:
     Rollout             the rollouts of a device's groups, joined: what an update learns from (`algorithm.py`)
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Sequence

@@ -96,19 +96,24 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     assert checkpoints.env_steps()[-1] == steps[-1] > 1_900
 
 
-def test_followers_are_told_why_the_leader_cannot_use_the_run_directory(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    coordinator = free_address()
-    children = [start([*SMALL, "--run-dir", tmp_path, *options(coordinator, index)]) for index in range(2)]
+def refused(children):
+    """What processes print that all end with an error of the user's."""
     try:
-        printed = [child.communicate(timeout=60)[0] for child in children]
+        printed = [child.communicate(timeout=120)[0] for child in children]
     finally:
         for child in children:
             child.kill()
             child.wait()
-    for output in printed:
+    assert {child.returncode for child in children} == {2}, printed
+    return printed
+
+
+def test_followers_are_told_why_the_leader_cannot_use_the_run_directory(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    coordinator = free_address()
+    children = [start([*SMALL, "--run-dir", tmp_path, *options(coordinator, index)]) for index in range(2)]
+    for output in refused(children):
         assert f"error: {tmp_path}: holds notes.txt, and no run; choose another folder" in output
-    assert [child.returncode for child in children] == [2, 2], printed
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -146,19 +151,12 @@ def test_processes_whose_cpus_would_compute_differently_are_refused(tmp_path):
         start([*words, *options(coordinator, index)], SETS=sets)
         for index, sets in enumerate(("AVX2", "AVX2 BF16"))
     ]
-    try:
-        printed = [child.communicate(timeout=120)[0] for child in children]
-    finally:
-        for child in children:
-            child.kill()
-            child.wait()
-    for output in printed:
-        assert (
-            "error: devices.distributed = True: expected devices of one class to learn in all processes; "
-            in output
-        )
-        assert "they are bfloat16 cpu and cpu; use GPUs alone, or CPUs that agree in AVX512-BF16 and AMX" in output
-    assert [child.returncode for child in children] == [2, 2], printed
+    expected = (
+        "error: devices.distributed = True: expected devices of one class to learn in all processes; they are"
+        " bfloat16 cpu and cpu; use GPUs alone, or CPUs that agree in AVX512-BF16 and AMX"
+    )
+    for output in refused(children):
+        assert expected in output
     assert not list(tmp_path.iterdir())
 
 
