@@ -90,14 +90,8 @@ class Learner:
         Raises:
             ConfigError: the train state differs from device to device; or as `update.update`, when it is compiled.
         """
-        return self._run_update(rollouts, options, key)
-
-    def _run_update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
-        """As `update`.
-
-        In an `OverlappedLearner` this runs in the thread. It reads `_state`, and never `state` or `params`, which
-        would wait for the thread.
-        """
+        # An `OverlappedLearner` runs this in its thread. So it reads `_state`, and never `state` or `params`: they
+        # would wait for the thread.
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
         if self._check:
@@ -191,13 +185,14 @@ class OverlappedLearner(Learner):
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
         self._acting = _copy(self.params)  # waits for the update before
+        run_update = super().update
         # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
         # is exempt: to compile a function that closes over an array, JAX fetches the array from the device.
         is_guarded = self._check and self._newest is not None
 
         def run() -> dict[str, float]:
             with jax.transfer_guard("disallow" if is_guarded else "allow"):
-                return self._run_update(rollouts, options, key)()
+                return run_update(rollouts, options, key)()
 
         self._newest = self._thread.submit(run)
         return self._newest.result
