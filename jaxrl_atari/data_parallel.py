@@ -72,7 +72,7 @@ class DataParallel:
         return self.assemble([tree] * len(self.local_devices))
 
     def local_part(self, tree: Any, index: int) -> Any:
-        """The part of a tree that lies on local device number `index`, without the leading axis."""
+        """The part of a tree that lies on `local_devices[index]`, without the leading axis."""
         if len(self) == 1:
             return tree
         device = self.local_devices[index]

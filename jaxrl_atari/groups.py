@@ -24,7 +24,7 @@ from jaxrl_atari.network_interface import Network
 # --- A group -----------------------------------------------------------------------------------------------------
 
 
-class Past(NamedTuple):
+class RolloutStart(NamedTuple):
     """What a rollout starts from: what the policy saw and remembers before step 0."""
 
     frames: jax.Array  # uint8 [3, B, *frame]: the last three frames before step 0, the oldest first
@@ -32,7 +32,7 @@ class Past(NamedTuple):
     carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
 
 
-def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> Past:
+def first_rollout_start(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> RolloutStart:
     """What the first rollout starts from: black frames, which no stack shows, since its games start there.
 
     Args:
@@ -40,7 +40,7 @@ def empty_past(num_envs: int, frame_shape: tuple[int, ...], carry: Any = ()) -> 
         carry: `Network.initial_carry` of the environments.
     """
     frames = jnp.zeros((STACK - 1, num_envs, *frame_shape), jnp.uint8)
-    return Past(frames, jnp.zeros(num_envs, jnp.int32), carry)
+    return RolloutStart(frames, jnp.zeros(num_envs, jnp.int32), carry)
 
 
 class EnvGroup:
@@ -48,13 +48,13 @@ class EnvGroup:
 
     A new group resets its emulators: its first rollout starts new games. What the next rollout starts from:
 
-        newest          the emulators' newest step
+        newest_step     the emulators' newest step
         episodes        counts of the games in progress
-        past            what the policy saw and remembers before the newest step
+        rollout_start   what the policy saw and remembers before that step
 
     A rollout (`rollout.RolloutInProgress`) changes the first two with each step, and the last when it is finished.
-    Between two rollouts a checkpoint takes what `take_games` returns, and `past.carry`. A group that is made later
-    continues from these (`resume`).
+    Between two rollouts a checkpoint takes what `cut_segment` returns, and `rollout_start.carry`. A group that is
+    made later continues from these (`resume`).
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -82,26 +82,26 @@ class EnvGroup:
         self.first_env = first_env
         self.check = check
         numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
-        self.env_index = jax.device_put(numbers, device)
+        self.env_numbers = jax.device_put(numbers, device)
         """Numbers of the environments in the session, int32 [B]."""
 
         # What the next rollout starts from.
-        self.newest = pool.reset()
+        self.newest_step = pool.reset()
         self.episodes = EpisodeCounter(pool.num_envs)
         with jax.default_device(device):
-            past = empty_past(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
-        self.past = jax.device_put(past, device)
+            start = first_rollout_start(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
+        self.rollout_start = jax.device_put(start, device)
 
-    def advance(self, newest: EnvStep, t: int) -> list[FinishedGame]:
+    def advance(self, newest_step: EnvStep, t: int) -> list[FinishedGame]:
         """Goes on to the newest step of the emulators. Returns the games that it ended.
 
         Args:
             t: number of the step, for `FinishedGame.step`.
         """
-        self.newest = newest
-        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest, t)]
+        self.newest_step = newest_step
+        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest_step, t)]
 
-    def take_games(self) -> tuple[GamesInProgress, Segment] | None:
+    def cut_segment(self) -> tuple[GamesInProgress, Segment] | None:
         """Ends a segment of the log of actions, for a checkpoint between two rollouts.
 
         Call it once per checkpoint, and write what it returns. The next segment starts here, so the actions of a
@@ -114,19 +114,19 @@ class EnvGroup:
         record = self.pool.record
         if record is None:
             return None
-        return record.cut_segment(self.newest.frame, self.pool.lives, self.episodes.in_progress)
+        return record.cut_segment(self.newest_step.frame, self.pool.lives, self.episodes.so_far)
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
         """Plays the games of a checkpoint again in a new group, and continues them. See `replay.restore_games`.
 
         Args:
-            games: the first part of what `take_games` returned when the checkpoint was written.
-            carry: `past.carry` of that time.
+            games: the first part of what `cut_segment` returned when the checkpoint was written.
+            carry: `rollout_start.carry` of that time.
         """
-        self.newest, frames, age, self.episodes = restore_games(self.pool, self.newest, games)
+        self.newest_step, frames, age, self.episodes = restore_games(self.pool, self.newest_step, games)
         with jax.default_device(self.device):
-            past = Past(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
-        self.past = jax.device_put(past, self.device)
+            start = RolloutStart(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+        self.rollout_start = jax.device_put(start, self.device)
 
 
 # --- All groups of a session -------------------------------------------------------------------------------------

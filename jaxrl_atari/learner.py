@@ -30,7 +30,7 @@ from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.network_interface import Network
 from jaxrl_atari.update import update
 
-ReadMetrics = Callable[[], dict[str, float]]
+PendingMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
 
 
@@ -57,7 +57,7 @@ class Learner:
     ):
         self.compute_dtype = network.dtype
         self._network = network
-        self._actors = placement.actors
+        self._actor_devices = placement.actors
         self._check = check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, network, algorithm)
@@ -76,7 +76,7 @@ class Learner:
         self._wait()
         return self._parallel.local_part(self._state.params, 0)
 
-    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
+    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
         """Starts the update on a rollout.
 
         Args:
@@ -130,12 +130,12 @@ class Learner:
     def acting_params(self) -> list[Any]:
         """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
         return self._to_actors(
-            [self._parallel.local_part(self._state.params, number) for number in range(len(self._actors))]
+            [self._parallel.local_part(self._state.params, index) for index in range(len(self._actor_devices))]
         )
 
     def _to_actors(self, params: Sequence[Any]) -> list[Any]:
         """Puts each actor's parameters, which may lie on any device, on its own: what `acting_params` returns."""
-        moved = map(jax.device_put, params, self._actors)
+        moved = map(jax.device_put, params, self._actor_devices)
         return [self._network.acting_params(each) for each in moved]
 
     def checkpoint_items(self) -> dict[str, Any]:
@@ -157,8 +157,8 @@ class OverlappedLearner(Learner):
     consumed.
 
     Args:
-        acting: the item `acting` of a checkpoint, which `checkpoint_items` returned. None: the parameters of the
-            train state, as before the first update.
+        lagged_params: the parameters that act, from the item `acting` of a checkpoint (`checkpoint_items`). None:
+            those of the train state, as before the first update.
     """
 
     def __init__(
@@ -167,41 +167,41 @@ class OverlappedLearner(Learner):
         network: Network,
         algorithm: Algorithm,
         train_state: TrainState,
-        acting: Any = None,
+        lagged_params: Any = None,
         *,
         check: bool = False,
     ):
         super().__init__(placement, network, algorithm, train_state, check=check)
         self._thread = ThreadPoolExecutor(1, "learner")
-        self._newest: Future[dict[str, float]] | None = None  # the newest update; its result is its metrics
+        self._newest_update: Future[dict[str, float]] | None = None  # its result is its metrics
         # The parameters from before the newest update, on the learner's first local device: a copy, because the
         # update consumes the originals.
-        self._acting = _copy(self.params) if acting is None else acting
+        self._lagged_params = _copy(self.params) if lagged_params is None else lagged_params
 
     def _wait(self) -> None:
         """Waits for the newest update, if there was one. Raises its error if it failed."""
-        if self._newest is not None:
-            self._newest.result()
+        if self._newest_update is not None:
+            self._newest_update.result()
 
-    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> ReadMetrics:
-        self._acting = _copy(self.params)  # waits for the update before
+    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
+        self._lagged_params = _copy(self.params)  # waits for the update before
         run_update = super().update
         # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
         # is exempt: to compile a function that closes over an array, JAX fetches the array from the device.
-        is_guarded = self._check and self._newest is not None
+        is_guarded = self._check and self._newest_update is not None
 
         def run() -> dict[str, float]:
             with jax.transfer_guard("disallow" if is_guarded else "allow"):
                 return run_update(rollouts, options, key)()
 
-        self._newest = self._thread.submit(run)
-        return self._newest.result
+        self._newest_update = self._thread.submit(run)
+        return self._newest_update.result
 
     def acting_params(self) -> list[Any]:
-        return self._to_actors([self._acting] * len(self._actors))  # waits for nothing
+        return self._to_actors([self._lagged_params] * len(self._actor_devices))  # waits for nothing
 
     def checkpoint_items(self) -> dict[str, Any]:
-        return {"acting": self._acting}
+        return {"acting": self._lagged_params}
 
     def close(self) -> None:
         self._thread.shutdown()  # waits for a running update

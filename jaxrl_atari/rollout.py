@@ -10,9 +10,9 @@ steps the policy is applied once more, to frame T, for the value that the target
     next rollout                                            step 0    step 1    ...
 
 Frame T is thus seen twice: in step T, and as step 0 of the next rollout, with the parameters of that time. A
-rollout therefore hands to the next one (`Past`) the frames that it saw and the memory that it had *before* step T.
-Step T runs the same compiled program as the other steps, although nobody needs the actions that it draws, because
-a program for the value alone would have to be compiled, too.
+rollout therefore hands to the next one (`RolloutStart`) the frames that it saw and the memory that it had *before*
+step T. Step T runs the same compiled program as the other steps, although its actions are not used, because this
+saves compiling a second one.
 
 **The end of a game.** Where a game ends in step t, the emulators start the next one in the step after, which is
 called an auto-reset step:
@@ -44,7 +44,7 @@ With several processes, the games differ from those of one: an environment then 
 one after the other:
 
     EnvGroup            emulators that step together, and what their next rollout starts from (`groups.py`)
-    RolloutInProgress   a rollout of a group while it is played; `ActorState` is its part on the device
+    RolloutInProgress   a rollout of a group while it is played; `RolloutBuffer` is its part on the device
     Rollout             the rollouts of a device's groups, joined: what an update learns from (`algorithm.py`)
 """
 
@@ -65,7 +65,7 @@ from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvStep, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.frames import STACK, gather_stacks, next_age
-from jaxrl_atari.groups import EnvGroup, Past
+from jaxrl_atari.groups import EnvGroup, RolloutStart
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
 from jaxrl_atari.network_interface import Network, Observation
 
@@ -98,12 +98,12 @@ def collect(
         length: T.
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
-    in_progress = [
+    playing = [
         [RolloutInProgress(group, key, device_params, length) for group in on_device]
         for on_device, device_params in zip(groups, params, strict=True)
     ]
     # A turn is one group of each device: the first groups take the first turn, the second groups the next.
-    turns = list(zip(*in_progress, strict=True))
+    turns = list(zip(*playing, strict=True))
     games: list[FinishedGame] = []
     start = 0.0
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
@@ -120,12 +120,12 @@ def collect(
                     rollout.send()
         if t == 0:  # the clock starts here, because the first actions also wait for the update
             start = time.perf_counter()
-    all_rollouts = list(itertools.chain(*in_progress))
-    waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
+    of_all_devices = list(itertools.chain(*playing))
+    waiting = sum(rollout.waited_seconds for rollout in of_all_devices)
     other = time.perf_counter() - start - waiting
     return Collected(
-        rollouts=[finish_rollouts(on_device) for on_device in in_progress],
-        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
+        rollouts=[finish_rollouts(on_device) for on_device in playing],
+        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in of_all_devices)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         other_seconds=other,
@@ -158,8 +158,8 @@ class RolloutInProgress:
     and in step T `start_policy` alone, for the bootstrap value. Last, it calls `finish_rollouts`.
 
     Args:
-        group: its environments. The rollout carries their state on: `newest` and `episodes` with each step, `past`
-            at the end. So a group has one rollout at a time.
+        group: its environments. The rollout carries their state on: `newest_step` and `episodes` with each
+            step, `rollout_start` at the end. So a group has one rollout at a time.
         key: the source of its actions.
         params: what `Network.acting_params` returned, on the group's device.
         length: T.
@@ -169,7 +169,7 @@ class RolloutInProgress:
         self.group = group
         self._params = params
         self._key = jax.device_put(key, group.device)
-        self.state = begin_rollout(group.past, length)
+        self.buffer = begin_rollout(group.rollout_start, length)
         self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
         self.outcomes: list[Outcome] = []  # of the steps so far
         self.waited_seconds = 0.0  # for the emulators
@@ -184,11 +184,11 @@ class RolloutInProgress:
         """
         group = self.group
         if group.check:
-            check_placement("acting", {"params": self._params, "state": self.state}, [group.device])
-        newest = group.newest
+            check_placement("acting", {"params": self._params, "rollout": self.buffer}, [group.device])
+        newest = group.newest_step
         with jax.transfer_guard_host_to_device("allow"):
-            self.state, self._action = act(
-                group.network, self._params, self.state, newest.frame, newest.first, self._key, group.env_index
+            self.buffer, self._action = act(
+                group.network, self._params, self.buffer, newest.frame, newest.first, self._key, group.env_numbers
             )
 
     def send(self) -> None:
@@ -200,11 +200,11 @@ class RolloutInProgress:
     def receive(self, t: int) -> list[FinishedGame]:
         """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
         start = time.perf_counter()
-        newest = self.group.pool.recv()
+        newest_step = self.group.pool.recv()
         self.waited_seconds += time.perf_counter() - start
-        self.outcomes.append(outcome_of(newest, self.group.rules))
-        self.env_steps += int(np.sum(~newest.first))
-        return self.group.advance(newest, t)
+        self.outcomes.append(outcome_of(newest_step, self.group.rules))
+        self.env_steps += int(np.sum(~newest_step.first))
+        return self.group.advance(newest_step, t)
 
 
 def finish_rollouts(rollouts: Sequence[RolloutInProgress]) -> Rollout:
@@ -214,12 +214,12 @@ def finish_rollouts(rollouts: Sequence[RolloutInProgress]) -> Rollout:
     """
     outcomes = [jax.tree.map(lambda *arrays: np.stack(arrays), *rollout.outcomes) for rollout in rollouts]
     joined = join_groups(
-        [rollout.state for rollout in rollouts],
+        [rollout.buffer for rollout in rollouts],
         jax.device_put(outcomes, rollouts[0].group.device),
-        [rollout.group.past.carry for rollout in rollouts],
+        [rollout.group.rollout_start.carry for rollout in rollouts],
     )
     for rollout in rollouts:
-        rollout.group.past = past_of(rollout.state)
+        rollout.group.rollout_start = next_rollout_start(rollout.buffer)
     return joined
 
 
@@ -251,10 +251,10 @@ def outcome_of(step: EnvStep, rules: Rules) -> Outcome:
 # --- The policy, on the device -----------------------------------------------------------------------------------
 
 
-class Steps(NamedTuple):
+class Acted(NamedTuple):
     """What acting yields in a step, [B], or in all steps of a rollout, [T + 1, B].
 
-    The frames are in `ActorState.frames`. The action of step T and its `log_prob` are not used.
+    The frames are in `RolloutBuffer.frames`. The action of step T and its `log_prob` are not used.
     """
 
     age: jax.Array  # int32: of the newest frame
@@ -263,30 +263,30 @@ class Steps(NamedTuple):
     value: jax.Array  # float32
 
 
-class ActorState(NamedTuple):
+class RolloutBuffer(NamedTuple):
     """A rollout of T steps on the device, as far as `act` has filled it."""
 
     t: jax.Array  # int32 []: the step that comes next
     last_age: jax.Array  # int32 [B]: age of the newest frame of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
-    steps: Steps
+    acted: Acted
     # The memory of a recurrent network, [B, ...]; empty for others.
     carry_before: Any = ()  # before the newest step: after step T, the next rollout starts from it
     carry: Any = ()  # after the newest step
 
 
 @partial(jax.jit, static_argnames="length")
-def begin_rollout(past: Past, length: int) -> ActorState:
+def begin_rollout(start: RolloutStart, length: int) -> RolloutBuffer:
     """A rollout of `length` steps before its step 0."""
-    # `act` donates the state, so each of its arrays must be new: none of the inputs, and no array twice.
-    last_age, carry_before, carry = jax.tree.map(jnp.copy, (past.age, past.carry, past.carry))
-    per_step = (length + 1, len(past.age))
-    frames = jnp.zeros((length + STACK, *past.frames.shape[1:]), jnp.uint8)
-    return ActorState(
+    # `act` donates the buffer, so each of its arrays must be new: none of the inputs, and no array twice.
+    last_age, carry_before, carry = jax.tree.map(jnp.copy, (start.age, start.carry, start.carry))
+    per_step = (length + 1, len(start.age))
+    frames = jnp.zeros((length + STACK, *start.frames.shape[1:]), jnp.uint8)
+    return RolloutBuffer(
         t=jnp.zeros((), jnp.int32),
         last_age=last_age,
-        frames=frames.at[: STACK - 1].set(past.frames),
-        steps=Steps(
+        frames=frames.at[: STACK - 1].set(start.frames),
+        acted=Acted(
             age=jnp.zeros(per_step, jnp.int32),
             action=jnp.zeros(per_step, jnp.int32),
             log_prob=jnp.zeros(per_step, jnp.float32),
@@ -297,78 +297,78 @@ def begin_rollout(past: Past, length: int) -> ActorState:
     )
 
 
-@partial(jax.jit, static_argnames="network", donate_argnames="state")
+@partial(jax.jit, static_argnames="network", donate_argnames="buffer")
 def act(
     network: Network,
     params: Any,
-    state: ActorState,
+    buffer: RolloutBuffer,
     frame: jax.Array,
     first: jax.Array,
     key: jax.Array,
-    env_index: jax.Array,
-) -> tuple[ActorState, jax.Array]:
+    env_numbers: jax.Array,
+) -> tuple[RolloutBuffer, jax.Array]:
     """One step of the policy: stores the newest frames and samples an action for each environment.
 
     Args:
         params: what `network.acting_params` returned.
-        state: it is consumed.
+        buffer: it is consumed.
         frame: uint8 [B, 84, 84].
         first: bool [B], true where the frame starts a game.
         key: the source of the actions of the whole rollout.
-        env_index: int32 [B], the environments' numbers in the session.
+        env_numbers: int32 [B], of the environments in the session.
 
     Returns:
-        The state with this step filled in, and the actions, int32 [B].
+        The buffer with this step filled in, and the actions, int32 [B].
     """
-    t = state.t
-    age = next_age(state.last_age, first)
+    t = buffer.t
+    age = next_age(buffer.last_age, first)
     # Not `.at[t].set`, which on a GPU launches kernels of its own to check whether t is in range.
     write = partial(lax.dynamic_update_index_in_dim, axis=0)
-    frames = write(state.frames, network.layout.arrange(frame), index=t + STACK - 1)
+    frames = write(buffer.frames, network.layout.arrange(frame), index=t + STACK - 1)
     window = lax.dynamic_slice_in_dim(frames, t, STACK)
     stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
-    outputs = network.apply(params, Observation(stacks, first, state.carry))
+    outputs = network.apply(params, Observation(stacks, first, buffer.carry))
     # Each environment draws with a key of its own, whatever group or device it belongs to.
-    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), env_index)
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), env_numbers)
     action, log_prob = sample_action(keys, outputs.logits)
-    step = Steps(age, action, log_prob, outputs.value)
-    state = state._replace(
+    acted = Acted(age, action, log_prob, outputs.value)
+    buffer = buffer._replace(
         t=t + 1,
         last_age=age,
         frames=frames,
-        steps=jax.tree.map(partial(write, index=t), state.steps, step),
-        carry_before=state.carry,
+        acted=jax.tree.map(partial(write, index=t), buffer.acted, acted),
+        carry_before=buffer.carry,
         carry=outputs.carry,
     )
-    return state, action
+    return buffer, action
 
 
 @jax.jit
-def past_of(state: ActorState) -> Past:
+def next_rollout_start(buffer: RolloutBuffer) -> RolloutStart:
     """What the next rollout starts from. Call it after step T of this one, which is step 0 of the next."""
     # The frames of steps T - 3 to T - 1, and the age in step T - 1.
-    return Past(frames=state.frames[-STACK:-1], age=state.steps.age[-2], carry=state.carry_before)
+    return RolloutStart(frames=buffer.frames[-STACK:-1], age=buffer.acted.age[-2], carry=buffer.carry_before)
 
 
 @jax.jit
-def join_groups(states: Sequence[ActorState], outcomes: Sequence[Outcome], carries: Sequence[Any]) -> Rollout:
+def join_groups(buffers: Sequence[RolloutBuffer], outcomes: Sequence[Outcome], carries: Sequence[Any]) -> Rollout:
     """The rollout of all groups of a device: their environments side by side.
 
     Args:
-        states: of each group, after step T.
+        buffers: of each group, after step T.
         outcomes: of each group, [T, B].
         carries: of each group, the memory before step 0, [B, ...]: the learner starts from it.
     """
-    per_step = [(state.frames, state.steps, outcome) for state, outcome in zip(states, outcomes, strict=True)]
-    frames, steps, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *per_step)
+    per_step = [(buffer.frames, buffer.acted, outcome) for buffer, outcome in zip(buffers, outcomes, strict=True)]
+    frames, acted, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *per_step)
     carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *carries)
     return Rollout(
         frames=frames,
-        age=steps.age,
-        action=steps.action[:-1],
-        log_prob=steps.log_prob[:-1],
-        value=steps.value[:-1],
-        bootstrap_value=steps.value[-1],
+        age=acted.age,
+        action=acted.action[:-1],
+        log_prob=acted.log_prob[:-1],
+        value=acted.value[:-1],
+        bootstrap_value=acted.value[-1],
         **outcome._asdict(),
         carry=carry,
     )

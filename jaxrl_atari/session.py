@@ -20,7 +20,7 @@ from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, OverlappedLearner, ReadMetrics
+from jaxrl_atari.learner import Learner, OverlappedLearner, PendingMetrics
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network
@@ -98,7 +98,7 @@ def run_session(
             raise Stopped
 
 
-def train(session: "Session") -> Iterator[ReadMetrics]:
+def train(session: "Session") -> Iterator[PendingMetrics]:
     """The loop: collect, update, log, checkpoint. Yields what `Learner.update` returned, after each iteration."""
     config = session.config
     progress = session.progress
@@ -122,15 +122,15 @@ def train(session: "Session") -> Iterator[ReadMetrics]:
                 first_step=progress.steps_per_env,
             )
             log.phase("first update")
-            metrics = learner.update(collected.rollouts, update_options, update_key)
+            pending_metrics = learner.update(collected.rollouts, update_options, update_key)
         environments.add_finished(collected.games)
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
-        log.after_update(metrics, rate, (collected.waiting_seconds, collected.other_seconds))
+        log.after_update(pending_metrics, rate, (collected.waiting_seconds, collected.other_seconds))
         del collected  # frees the memory of the rollout before the next one is filled
         session.evaluate_if_due()
         session.checkpoint_if_due()
-        yield metrics
+        yield pending_metrics
 
 
 # --- What surrounds the loop -------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Session:
         finished = self.environments.take_finished()
         if self.checkpoints is None:
             return
-        games, segments = self.environments.take_for_checkpoint()
+        games, segments = self.environments.cut_segments()
         session_dir = self.checkpoints.session_dir
         if segments and self.config.log.actions:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
@@ -385,8 +385,8 @@ def _make_session(
     if config.overlap == "none":
         learner = Learner(placement, network, algorithm, state, check=check)
     else:
-        acting = arrays.get("acting")
-        learner = OverlappedLearner(placement, network, algorithm, state, acting, check=check)
+        lagged_params = arrays.get("acting")
+        learner = OverlappedLearner(placement, network, algorithm, state, lagged_params, check=check)
     exits.callback(learner.close)
     was_evaluating = "evaluation" in arrays  # at the checkpoint
     evaluator = None
@@ -416,7 +416,7 @@ def _make_session(
         optimizer_steps=int(arrays["train_state"].optimizer_steps),
         steps_per_update=config.ppo.epochs * config.num_minibatches,
         monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
-        in_progress=environments.in_progress,
+        games_so_far=environments.games_so_far,
         compiled=compile_clock(),
     )
 

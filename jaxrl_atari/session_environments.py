@@ -44,9 +44,9 @@ class SessionEnvironments:
         """Number of the game's actions."""
         return self.groups[0][0].pool.num_actions
 
-    def in_progress(self) -> np.ndarray:
+    def games_so_far(self) -> np.ndarray:
         """Return and env steps so far of each game in progress, float64 [B, 2]."""
-        return np.concatenate([group.episodes.in_progress for group in self._all()])
+        return np.concatenate([group.episodes.so_far for group in self._all()])
 
     def resume(self, games: GamesInProgress, carry: dict[str, np.ndarray]) -> None:
         """Plays the games of a checkpoint again up to where they were, so that they continue there.
@@ -60,20 +60,20 @@ class SessionEnvironments:
                 split(games, first_env=group.first_env, num_envs=group.pool.num_envs), split_carry(carry, group)
             )
 
-    def take_for_checkpoint(self) -> tuple[dict[str, Any], list[Segment]]:
+    def cut_segments(self) -> tuple[dict[str, Any], list[Segment]]:
         """Takes what a checkpoint keeps of the games in progress, and the steps since the last call.
 
         Returns:
             The items of the checkpoint: `games` and, for a network with a memory, `carry`. Then the steps of each
             group. Both are empty if the back end does not record its games.
         """
-        taken = [group.take_games() for group in self._all()]
+        taken = [group.cut_segment() for group in self._all()]
         recorded = [each for each in taken if each is not None]
         if len(recorded) < len(taken):
             return {}, []
         games, segments = zip(*recorded, strict=True)
         items: dict[str, Any] = {"games": join(games)._asdict()}
-        carry = join_carries([group.past.carry for group in self._all()])
+        carry = join_carries([group.rollout_start.carry for group in self._all()])
         if carry:
             items["carry"] = carry
         return items, list(segments)
@@ -153,7 +153,7 @@ def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
 def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
     """The carry of a group, from what `join_carries` returned."""
     envs = slice(group.first_env, group.first_env + group.pool.num_envs)
-    leaves, structure = jax.tree.flatten(group.past.carry)
+    leaves, structure = jax.tree.flatten(group.rollout_start.carry)
     return structure.unflatten([saved[str(number)][envs] for number in range(len(leaves))])
 
 

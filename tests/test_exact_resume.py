@@ -197,5 +197,5 @@ def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path):
     with open_session(
         OVERLAP, place_session(OVERLAP), tmp_path / "session_0", resume=True, writers=writers
     ) as run:
-        assert run.environments.groups[0][0].take_games()[0].anchor_step.tolist() == [meta["steps"]] * 4
+        assert run.environments.groups[0][0].cut_segment()[0].anchor_step.tolist() == [meta["steps"]] * 4
     assert "".join(lines.messages).count("new games are started (") == 1

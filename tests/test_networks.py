@@ -31,7 +31,7 @@ from jaxrl_atari.frames import (
     gather_stacks,
     map_images,
 )
-from jaxrl_atari.groups import empty_past
+from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.layers import Conv, in_chunks
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
@@ -122,14 +122,14 @@ def test_acting(name):
     network, params = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), perturbed(first_params(name))
     frame = random_stacks(2)[..., 0]
     carry = network.initial_carry(2)
-    empty = begin_rollout(empty_past(2, network.layout.shape, carry), 1)
-    key, env_index = jax.random.key(0), jnp.arange(2)
-    state, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool), key, env_index)
+    empty = begin_rollout(first_rollout_start(2, network.layout.shape, carry), 1)
+    key, env_numbers = jax.random.key(0), jnp.arange(2)
+    buffer, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool), key, env_numbers)
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
     outputs = jax.jit(network.apply)(params, Observation(stacks, jnp.ones(2, bool), carry))
-    np.testing.assert_allclose(state.steps.value[0], outputs.value, atol=1e-4)
-    np.testing.assert_allclose(state.steps.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
+    np.testing.assert_allclose(buffer.acted.value[0], outputs.value, atol=1e-4)
+    np.testing.assert_allclose(buffer.acted.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
 
 
 # --- Against other layers ----------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import pytest
 from jaxrl_atari import rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.fast.by_hand import UNROLLED, chunk_size
-from jaxrl_atari.groups import empty_past
+from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, empty_observation, init_params, make_module
@@ -261,11 +261,11 @@ def test_an_lstm_on_a_gpu_multiplies_in_float32():
 def test_the_policy_of_a_gpu_does_not_call_the_host():
     network = make_network(NetworkConfig(), 6, "gpu")
     params = jax.eval_shape(lambda: init_params(make_module(NetworkConfig(), 6, jnp.float32), jax.random.key(0)))
-    past = jax.eval_shape(lambda: empty_past(ENVS, network.layout.shape))
+    start = jax.eval_shape(lambda: first_rollout_start(ENVS, network.layout.shape))
     begin = functools.partial(rollout.begin_rollout, length=LENGTH)
-    state = jax.eval_shape(begin, past)
+    buffer = jax.eval_shape(begin, start)
     frame, first = jax.ShapeDtypeStruct((ENVS, 84, 84), jnp.uint8), jax.ShapeDtypeStruct((ENVS,), jnp.bool_)
     act = jax.jit(functools.partial(rollout.act.__wrapped__, network))
-    program = lowered_for_cuda(act, (params, state, frame, first, jax.random.key(0), jnp.arange(ENVS)))
+    program = lowered_for_cuda(act, (params, buffer, frame, first, jax.random.key(0), jnp.arange(ENVS)))
     assert program.count("stablehlo.convolution(") == 3
     assert "custom_call" not in program

@@ -15,7 +15,7 @@ from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
-from jaxrl_atari.groups import empty_past
+from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, init_params, make_module
 from jaxrl_atari.rollout import RolloutInProgress, act, begin_rollout, collect, finish_rollouts
@@ -183,11 +183,11 @@ def test_every_step_and_every_environment_draws_for_itself():
     params = jax.tree.map(
         jnp.zeros_like, init_params(make_module(NetworkConfig(), 4, jnp.float32), jax.random.key(0))
     )
-    past = empty_past(8, network.layout.shape)
-    state, frame, first = begin_rollout(past, 8), np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool)
+    start = first_rollout_start(8, network.layout.shape)
+    buffer, frame, first = begin_rollout(start, 8), np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool)
     for _ in range(8):
-        state, _ = act(network, params, state, frame, first, jax.random.key(0), jnp.arange(8))
-    action = np.asarray(state.steps.action[:8])
+        buffer, _ = act(network, params, buffer, frame, first, jax.random.key(0), jnp.arange(8))
+    action = np.asarray(buffer.acted.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8
 

@@ -146,7 +146,7 @@ def session_log(writer, every_env_steps, progress, unlogged=()):
         optimizer_steps=0,
         steps_per_update=0,
         monitor=dict,
-        in_progress=lambda: np.zeros((0, 2)),
+        games_so_far=lambda: np.zeros((0, 2)),
         compiled=lambda: 0.0,
     )
 
@@ -212,7 +212,7 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
         with open_session(config, place_session(config), folder, number) as run:
             keys, games = (
                 jax.tree.map(jax.random.key_data, run.keys(0)),
-                run.environments.groups[0][0].take_games()[0].anchor_seed,
+                run.environments.groups[0][0].cut_segment()[0].anchor_seed,
             )
             found.append(jax.tree.map(np.asarray, (run.learner.state.params["dense"]["kernel"], keys, games)))
     jax.tree.map(np.testing.assert_array_equal, found[0], found[1])

@@ -38,10 +38,10 @@ def _weights_that_differ():
     """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
     receive = rollout.RolloutInProgress.receive
 
-    def with_gaps(in_progress, t):
-        games = receive(in_progress, t)
-        group = in_progress.group
-        in_progress.outcomes[t].weight[group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+    def with_gaps(playing, t):
+        games = receive(playing, t)
+        group = playing.group
+        playing.outcomes[t].weight[group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
         return games
 
     with pytest.MonkeyPatch.context() as patch:
@@ -191,7 +191,7 @@ def test_acting_on_another_device_than_learning(one_device, open_run, monkeypatc
     elsewhere = jax.devices("cpu")[3]
     monkeypatch.setattr(session, "place", lambda config: place(config)._replace(actors=(elsewhere,)))
     run = open_run(SMALL, 3)
-    assert run.environments.groups[0][0].past.frames.devices() == {elsewhere}
+    assert run.environments.groups[0][0].rollout_start.frames.devices() == {elsewhere}
     assert run.learner.state.params["dense"]["kernel"].devices() == {run.placement.home}
     assert_close(one_device[0], jax.device_get(run.learner.state.params))
 

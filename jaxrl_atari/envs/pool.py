@@ -58,7 +58,7 @@ class EpisodeCounter:
     """Adds up the rewards and env steps of the games in progress in a pool."""
 
     def __init__(self, num_envs: int):
-        self.in_progress = np.zeros((num_envs, 2))
+        self.so_far = np.zeros((num_envs, 2))
         """Return and env steps so far of each game in progress, float64 [n, 2]; a new array at each step."""
 
     def count(self, step: EnvStep, number: int = 0) -> list[FinishedGame]:
@@ -68,13 +68,13 @@ class EpisodeCounter:
             number: number of the step, for `FinishedGame.step`.
         """
         played = np.stack([step.reward, np.ones(len(step.reward))], axis=1)
-        self.in_progress = np.where(step.first[:, None], 0.0, self.in_progress + played)
+        self.so_far = np.where(step.first[:, None], 0.0, self.so_far + played)
         return [
             FinishedGame(
                 step=number,
                 env=int(i),
-                episode_return=float(self.in_progress[i, 0]),
-                length=int(self.in_progress[i, 1]),
+                episode_return=float(self.so_far[i, 0]),
+                length=int(self.so_far[i, 1]),
                 truncated=bool(step.truncated[i]),
             )
             for i in np.flatnonzero(step.terminated | step.truncated)

@@ -145,7 +145,7 @@ def run_evaluation(
                 break
             if time.monotonic() > next_line_at:
                 next_line_at += SECONDS_BETWEEN_LINES
-                most = counter.in_progress[quota > 0, 1].max()
+                most = counter.so_far[quota > 0, 1].max()
                 say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
     returns = np.array([game.episode_return for game in games])
     return EvaluationResult(

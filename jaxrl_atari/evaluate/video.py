@@ -112,7 +112,7 @@ def record_video(
                     break
                 if time.monotonic() > next_line_at:
                     next_line_at += SECONDS_BETWEEN_LINES
-                    score, length = counter.in_progress[0]
+                    score, length = counter.so_far[0]
                     say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
                 number, (step, decision) = next(steps)
     if page is not None:

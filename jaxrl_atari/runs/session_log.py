@@ -34,7 +34,7 @@ class SessionLog:
         optimizer_steps: the train state's counter of gradient steps.
         steps_per_update: gradient steps of an update that skips none.
         monitor: returns the machine's figures for a log point.
-        in_progress: returns the return and env steps of the games in progress, float [B, 2].
+        games_so_far: returns the return and env steps of the games in progress, float [B, 2].
         compiled: returns the seconds that this process has spent compiling.
     """
 
@@ -48,14 +48,14 @@ class SessionLog:
         optimizer_steps: int,
         steps_per_update: int,
         monitor: Callable[[], Mapping[str, float]],
-        in_progress: Callable[[], np.ndarray],
+        games_so_far: Callable[[], np.ndarray],
         compiled: Callable[[], float],
     ):
         self._writer = writer
         self._every_env_steps = every_env_steps
         self._progress = progress
         self._monitor = monitor
-        self._in_progress = in_progress
+        self._games_so_far = games_so_far
         self._compiled = compiled
 
         # The first iteration, whose times do not count.
@@ -148,7 +148,7 @@ class SessionLog:
         news = self.row | self._progress.statistics.to_row() | self._last_read
         if self._progress.statistics.episodes:
             return news
-        games = self._in_progress()
+        games = self._games_so_far()
         if len(games):
             mean_return, mean_length = games.mean(axis=0).tolist()
             news["games_in_progress"] = len(games)
