@@ -1,7 +1,7 @@
 """Checks of what an update is given, and of what the functions of its algorithm return, while JAX traces it.
 
-The mistakes that are checked here are one-line errors. Others, such as a loss that returns no pair, are errors of
-JAX or optax.
+A mistake in either is a one-line error. An exception within one of the functions, or within an optimiser, keeps
+its traceback.
 """
 
 from collections.abc import Set
@@ -34,17 +34,22 @@ def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
     """What `init` returned: the parameters and `extra`.
 
     Raises:
-        ConfigError: it is no pair; a parameter of the network is missing, or has another form; or `extra` holds a
-            random key, which `pmap` cannot pass on.
+        ConfigError: it is no pair; a parameter of the network is missing, or has another shape or type; a
+            parameter is no array of floats; a leaf of `extra` is no array; or `extra` holds a random key, which
+            `pmap` cannot pass on.
     """
-    is_pair = isinstance(returned, tuple) and len(returned) == 2
-    require(is_pair, "init", type(returned).__name__, "a pair: parameters, and extra")
+    require(is_tuple_of(2, returned), "init", described(returned), "a pair: parameters, and extra")
     params, extra = returned
-    got = forms(params)
-    for path, expected in forms(network_params).items():
+    got = shapes_and_types(params)
+    for path, expected in shapes_and_types(network_params).items():
         hint = "init returns the parameters of the network under their own names"
         require(got.get(path) == expected, f"params{path} of init", got.get(path, "nothing"), expected, hint)
-    for leaf in jax.tree.leaves(extra):
+    for path, leaf in leaves_by_path(params).items():
+        is_trainable = is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
+        hint = "the loss trains every parameter, so other arrays belong in extra"
+        require(is_trainable, f"params{path} of init", described(leaf), "an array of floats", hint)
+    for path, leaf in leaves_by_path(extra).items():
+        require(is_array(leaf), f"extra{path} of init", described(leaf), "an array or a number")
         is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
         expected = "other arrays: prepare and loss get keys of their own"
         require(not is_key, "extra of init", "a random key", expected)
@@ -62,10 +67,10 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
             could be restored; a leaf of the samples is no array [T, B, ...]; or a metric is one that `as_floats`
             refuses.
     """
-    is_triple = isinstance(returned, tuple) and len(returned) == 3 and isinstance(returned[0], TrainState)
-    require(is_triple, "prepare", type(returned).__name__, "a triple: the state, samples and metrics")
+    is_triple = is_tuple_of(3, returned) and isinstance(returned[0], TrainState)
+    require(is_triple, "prepare", described(returned), "a triple: the state, samples and metrics")
     after, samples, metrics = returned
-    old, new = forms(before), forms(after)
+    old, new = shapes_and_types(before), shapes_and_types(after)
     for path in old | new:
         got, expected = new.get(path, "nothing"), old.get(path, "nothing")
         field = f"{path.removeprefix('.')} of prepare"
@@ -80,6 +85,19 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
     return strongly_typed(after), samples, as_floats(metrics)
 
 
+def check_loss(returned: Any) -> tuple[jax.Array, Metrics]:
+    """What `loss` returned: the loss, and the metrics as floats.
+
+    Raises:
+        ConfigError: it is no pair; the loss is not a single float; or a metric is one that `as_floats` refuses.
+    """
+    require(is_tuple_of(2, returned), "loss", described(returned), "a pair: the loss, and metrics")
+    loss, metrics = returned
+    is_single = is_array(loss) and jnp.shape(loss) == () and jnp.issubdtype(jnp.result_type(loss), jnp.floating)
+    require(is_single, "loss", described(loss), "a single float, such as batch.mean(x)")
+    return loss, as_floats(metrics)
+
+
 def strongly_typed(tree: Any) -> Any:
     """The arrays of a tree, of which none is weakly typed (`jax.numpy`, type promotion).
 
@@ -89,10 +107,32 @@ def strongly_typed(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 
-def forms(tree: Any) -> dict[str, str]:
-    """The arrays of a tree: path -> form, such as `['mean']` -> `float32[64]`."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path): form_of(x) for path, x in leaves}
+def leaves_by_path(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by their paths, such as `['mean']`."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def shapes_and_types(tree: Any) -> dict[str, str]:
+    """The leaves of a tree by their paths, as `described`."""
+    return {path: described(leaf) for path, leaf in leaves_by_path(tree).items()}
+
+
+def described(x: Any) -> str:
+    """A value in messages: `float32[64]` for an array, the name of its class otherwise."""
+    return form_of(x) if is_array(x) else type(x).__name__
+
+
+def is_array(x: Any) -> bool:
+    """Whether JAX can compute with x: an array, a tracer or a number."""
+    try:
+        jax.typeof(x)
+    except TypeError:
+        return False
+    return True
+
+
+def is_tuple_of(length: int, x: Any) -> bool:
+    return isinstance(x, tuple) and len(x) == length
 
 
 def as_floats(metrics: Metrics) -> Metrics:
@@ -104,8 +144,7 @@ def as_floats(metrics: Metrics) -> Metrics:
     require(isinstance(metrics, dict), "metrics", type(metrics).__name__, "a dict: name -> a single number")
     for name, value in metrics.items():
         expected = "a single number, such as batch.mean(x)"
-        is_one = jax.tree.structure(value) == jax.tree.structure(0)
-        require(is_one, "metric", name, expected, f"it is {value!r}")
+        require(is_array(value), "metric", name, expected, f"it is {value!r}")
         shape = jnp.shape(value)
         require(shape == (), "metric", name, expected, f"its shape is {shape}")
     check_names(metrics.keys(), OWN_METRICS)
@@ -129,6 +168,13 @@ UNFIT = {
     ),
 }
 """Optimisers of optax that would train wrongly without an error: types of their states -> what is expected."""
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Raises `ConfigError` if `optimizer` returned something that has no functions `init` and `update`."""
+    is_usable = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
+    expected = "an optax.GradientTransformation, such as optax.adam(options.learning_rate)"
+    require(is_usable, "optimizer", described(optimizer), expected)
 
 
 def check_optimizer_state(opt_state: optax.OptState) -> None:

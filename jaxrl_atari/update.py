@@ -13,9 +13,10 @@ from jax import lax
 
 from jaxrl_atari.algorithm import ONE_DEVICE, Algorithm, Mean, Metrics, Minibatch, Rollout, Shard, TrainState
 from jaxrl_atari.algorithm_checks import (
-    as_floats,
     check_first_state,
+    check_loss,
     check_names,
+    check_optimizer,
     check_optimizer_state,
     check_options,
     check_prepared,
@@ -35,11 +36,12 @@ def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key:
         key: for what `algorithm.init` draws.
 
     Raises:
-        ConfigError: `init` returned what `algorithm_checks.py` refuses, or the optimiser is one that would train
-            wrongly without an error.
+        ConfigError: `init` or `optimizer` returned what `algorithm_checks.py` refuses.
     """
     params, extra = check_first_state(params, algorithm.init(params, key))
-    opt_state = algorithm.optimizer(options).init(params)
+    optimizer = algorithm.optimizer(options)
+    check_optimizer(optimizer)
+    opt_state = optimizer.init(params)
     check_optimizer_state(opt_state)
     return strongly_typed(TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra))
 
@@ -75,7 +77,6 @@ def update(
         ConfigError: the options are not those in force (`algorithm.resolved_options`); or a function of the
             algorithm returned what `algorithm_checks.py` refuses; or `options.target_kl` is set, and the loss
             returns no `approx_kl`.
-        TypeError: the loss is not a single number; JAX's message has its shape.
     """
     check_options(options, algorithm)
     # Numbers folded into `key`: 0 to epochs - 1 for the minibatches of each epoch (`draw_minibatches`), `epochs`
@@ -102,9 +103,11 @@ def update(
             key=jax.random.fold_in(loss_key, before.optimizer_steps),
             extra=before.extra,
         )
-        value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
-        (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, options)
-        gradients, metrics = mean_over_devices((gradients, as_floats(metrics) | {"loss": loss}), shard)
+        value_and_gradient = jax.value_and_grad(
+            lambda params: check_loss(algorithm.loss(params, apply, batch, options)), has_aux=True
+        )
+        (loss, metrics), gradients = value_and_gradient(before.params)
+        gradients, metrics = mean_over_devices((gradients, metrics | {"loss": loss}), shard)
         updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
         params = optax.apply_updates(before.params, updates)
         after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)

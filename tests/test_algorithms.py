@@ -454,8 +454,27 @@ def test_a_loss_of_each_sample():
     def loss(params, apply, batch, options):
         return apply(params, batch.observation).value, {}
 
-    with pytest.raises(TypeError, match=rf"Output had shape: \({CONFIG.minibatch_size},\)"):
+    message = rf"loss = 'float32\[{CONFIG.minibatch_size}\]': expected a single float, such as batch.mean\(x\)"
+    with pytest.raises(ConfigError, match=message):
         updated(PPO._replace(loss=loss))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda loss, metrics: loss, r"loss = 'float32\[\]': expected a pair: the loss, and metrics"),
+        (lambda loss, metrics: (loss, metrics, {}), "loss = 'tuple': expected a pair: the loss, and metrics"),
+        (lambda loss, metrics: None, "loss = 'NoneType': expected a pair: the loss, and metrics"),
+        (lambda loss, metrics: (None, metrics), "loss = 'NoneType': expected a single float"),
+        (lambda loss, metrics: (1, metrics), r"loss = 'int32\[\]': expected a single float"),
+        (lambda loss, metrics: (loss, []), "metrics = 'list': expected a dict"),
+        (lambda loss, metrics: (loss, {"name": "text"}), "metric = 'name': expected a single number, .* 'text'"),
+    ],
+)
+def test_a_loss_that_returns_something_else(change, message):
+    """Most of these were errors of JAX, with the name of a tracer in them."""
+    with pytest.raises(ConfigError, match=message):
+        updated(PPO._replace(loss=lambda *arguments: change(*ppo_loss(*arguments))))
 
 
 @pytest.mark.parametrize("field", ["params", "opt_state"])
@@ -484,6 +503,7 @@ def test_the_gradient_steps_start_from_the_state_that_prepare_returns(field):
         (jnp.zeros(2), r"extra of prepare = float32\[2\]: expected float32\[\]"),
         ({"a": jnp.zeros(())}, r"extra of prepare = nothing: expected float32\[\]"),
         ((), r"extra of prepare = nothing: expected float32\[\]"),
+        ("text", r"extra of prepare = str: expected float32\[\]"),
     ],
 )
 def test_a_state_of_another_form(extra, message):
@@ -503,6 +523,9 @@ def test_a_state_of_another_form(extra, message):
         (lambda params, key: params, "init = 'dict': expected a pair: parameters, and extra"),
         (lambda params, key: ({"network": params}, ()), r"params\['.*'\] of init = 'nothing': expected float32\["),
         (lambda params, key: (params, {"key": key}), "extra of init = 'a random key': expected other arrays"),
+        (lambda params, key: (params, {"a": "float32"}), r"extra\['a'\] of init = 'str': expected an array or a "),
+        (lambda params, key: ({**params, "a": jnp.arange(3)}, ()), r"\['a'\] of init = 'int32\[3\]': .* floats; "),
+        (lambda params, key: ({**params, "a": "text"}, ()), r"params\['a'\] of init = 'str': .* floats; "),
     ],
 )
 def test_an_init_that_returns_something_else(init, message):
@@ -511,13 +534,11 @@ def test_an_init_that_returns_something_else(init, message):
         init_train_state(params, CONFIG, PPO._replace(init=init), KEY)
 
 
-def test_a_prepare_and_a_loss_that_return_something_else():
+def test_a_prepare_that_returns_something_else():
     with pytest.raises(
         ConfigError, match="prepare = 'Samples': expected a triple: the state, samples and metrics"
     ):
         updated(PPO._replace(prepare=lambda *arguments: ppo_prepare(*arguments)[1]))
-    with pytest.raises(ConfigError, match="metrics = 'list': expected a dict"):
-        updated(PPO._replace(loss=lambda *arguments: (ppo_loss(*arguments)[0], [])))
 
 
 def test_parameters_that_prepare_adds_are_refused():
@@ -741,6 +762,18 @@ def test_an_optimiser_that_would_train_wrongly_is_an_error(optimizer, message):
     params, _ = make(FeedForward, Corridor.num_actions)
     with pytest.raises(ConfigError, match=f"optimizer = {message}"):
         init_train_state(params, CONFIG, algorithm, KEY)
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"),
+    [(None, "NoneType"), (optax.adam, "function"), (tuple(optax.adam(1e-3)), "tuple")],
+    ids=["None", "function", "tuple"],
+)
+def test_an_optimizer_that_returns_something_else(returned, kind):
+    params, _ = make(FeedForward, Corridor.num_actions)
+    message = f"optimizer = '{kind}': expected an optax.GradientTransformation, such as optax.adam"
+    with pytest.raises(ConfigError, match=message):
+        init_train_state(params, CONFIG, PPO._replace(optimizer=lambda options: returned), KEY)
 
 
 # --- V-trace -----------------------------------------------------------------------------------------------------
