@@ -211,8 +211,9 @@ class Algorithm(NamedTuple):
     network for steps 0 to T. The samples are any pytree of arrays [T, B, ...].
 
     The gradient steps start from the state that is returned. Most algorithms return the one that they were given,
-    or `state.replace(extra=...)`. All of it must keep its form, and be equal on all devices: compute it from
-    `state`, `options`, `key`, `mean(x)` and `mean.moments(x)`. A plain `jnp.mean` sees one device's part.
+    or `state.replace(extra=...)`. Its arrays keep their shapes and types. They must be equal on all devices, so
+    compute them from `state`, `options`, `key`, `mean(x)` and `mean.moments(x)`: a plain `jnp.mean` sees one
+    device's part.
 
     As `key` is the same on all devices, numbers drawn with the shape [T, B] repeat on each of them. Draw here what
     is shared, and noise for single samples in `loss`, whose `batch.key` differs.

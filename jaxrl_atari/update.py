@@ -85,7 +85,7 @@ def update(
     loss_key = jax.random.fold_in(jax.random.fold_in(key, options.epochs), shard.index)
     prepare_key = jax.random.fold_in(key, options.epochs + 1)
     optimizer = algorithm.optimizer(options)
-    rollout = with_conventions(rollout, options)
+    rollout = with_options_applied(rollout, options)
     mean = Mean.over(rollout.weight, shard)
     returned = algorithm.prepare(state, apply, rollout, mean, options, prepare_key)
     prepared, samples, rollout_metrics = check_prepared(state, returned, rollout)
@@ -190,8 +190,8 @@ def scan_epochs(
     return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}
 
 
-def with_conventions(rollout: Rollout, options: PPOConfig) -> Rollout:
-    """The rollout with the conventions of other implementations, where the options ask for them.
+def with_options_applied(rollout: Rollout, options: PPOConfig) -> Rollout:
+    """The rollout with two options applied. By default they are off; other implementations have them on.
 
     truncation_is_terminal:  terminated_t := max(terminated_t, truncated_t)    (CleanRL, OpenAI Baselines)
     learn_from_auto_resets:  weight_t := 1                                     (CleanRL with EnvPool, SLM Lab)

@@ -506,7 +506,7 @@ def test_the_gradient_steps_start_from_the_state_that_prepare_returns(field):
         ("text", r"extra of prepare = str: expected float32\[\]"),
     ],
 )
-def test_a_state_of_another_form(extra, message):
+def test_a_state_of_another_shape_or_type(extra, message):
     """It could not be restored from a checkpoint."""
 
     def prepare(state, *arguments):

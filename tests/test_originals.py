@@ -231,7 +231,7 @@ def ours(name, as_torch=True, steps=None, draw=None, **flipped):
 def first_minibatch(name, rollout, **flipped):
     """Options and `Minibatch` of the first gradient step."""
     config = options(name, **flipped)
-    rollout = update_module.with_conventions(rollout, config)
+    rollout = update_module.with_options_applied(rollout, config)
     state = update_module.init_train_state(
         jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)
     )
