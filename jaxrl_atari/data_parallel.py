@@ -1,7 +1,7 @@
 """Runs the update on one learner device or on several, each with its part of the environments."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import jax
@@ -30,22 +30,24 @@ class DataParallel:
     def __init__(self, devices: Sequence[jax.Device]):
         self.devices = tuple(devices)
         self.local_devices = tuple(d for d in self.devices if d.process_index == jax.process_index())
-        mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
-        self._rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+        self._is_single = len(self.devices) == 1
 
-    def __len__(self) -> int:
-        return len(self.devices)
+    @cached_property
+    def _rows(self) -> jax.sharding.NamedSharding:
+        """One row of the leading axis for each device."""
+        mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
 
     def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
         """Compiles a function that takes arrays and the keyword `key`, a random key.
 
         On several devices, the function also gets the keyword `shard`: a `Shard`, its part of the data.
         """
-        if len(self) == 1:
+        if self._is_single:
             return jax.jit(function, donate_argnums=donate_argnums)
 
         def on_each(*args: Any, key: jax.Array) -> Any:
-            shard = Shard(lax.axis_index(AXIS), len(self), partial(lax.psum, axis_name=AXIS))
+            shard = Shard(lax.axis_index(AXIS), len(self.devices), partial(lax.psum, axis_name=AXIS))
             return function(*args, key=key_of_data(key), shard=shard)  # `assemble` has made integers of the key
 
         return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
@@ -56,13 +58,13 @@ class DataParallel:
         On several devices, random keys become arrays of integers: across processes, `pmap` accepts no typed keys.
         """
         placed = [jax.device_put(part, device) for part, device in zip(parts, self.local_devices, strict=True)]
-        if len(self) == 1:
+        if self._is_single:
             return placed[0]
 
         def join(*arrays: jax.Array) -> jax.Array:
             if jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key):
                 arrays = tuple(map(jax.random.key_data, arrays))
-            shape = (len(self), *arrays[0].shape)
+            shape = (len(self.devices), *arrays[0].shape)
             return jax.make_array_from_single_device_arrays(shape, self._rows, [array[None] for array in arrays])
 
         return jax.tree.map(join, *placed)
@@ -73,7 +75,7 @@ class DataParallel:
 
     def local_part(self, tree: Any, index: int) -> Any:
         """The part of a tree that lies on `local_devices[index]`, without the leading axis."""
-        if len(self) == 1:
+        if self._is_single:
             return tree
         device = self.local_devices[index]
 
@@ -82,16 +84,15 @@ class DataParallel:
 
         return jax.tree.map(row, tree)
 
-    def differing_leaf(self, tree: Any, *, rounded: tuple[str, ...] = ()) -> str | None:
+    def differing_leaf(self, tree: Any, *, rounded: bool = False) -> str | None:
         """The path of the first leaf of a tree that differs from device to device; None if all are equal.
 
         All processes must call it, and each gets the same answer.
 
         Args:
-            rounded: parts of the tree that devices may round differently, by the starts of their paths: floats
-                there are equal if `jnp.allclose` finds them equal.
+            rounded: devices may round the tree differently, so floats are compared with `jnp.allclose`.
         """
-        if len(self) == 1 or not jax.tree.leaves(tree):
+        if self._is_single or not jax.tree.leaves(tree):
             return None
         differs = _compiled_differs(self.devices, rounded)(tree)
         answers = jax.device_get(self.local_part(differs, 0))
@@ -102,19 +103,18 @@ class DataParallel:
 
 
 @lru_cache(maxsize=8)
-def _compiled_differs(devices: tuple[jax.Device, ...], rounded: tuple[str, ...]) -> Callable:
+def _compiled_differs(devices: tuple[jax.Device, ...], rounded: bool) -> Callable:
     """`_differs` on these devices. The sessions of a process share it, so that it is compiled once."""
     return jax.pmap(partial(_differs, rounded=rounded), axis_name=AXIS, devices=devices)
 
 
-def _differs(tree: Any, rounded: tuple[str, ...]) -> Any:
+def _differs(tree: Any, rounded: bool) -> Any:
     """For each leaf, whether it differs on any device from that of the first: bool []. Runs on each device."""
     is_first = lax.axis_index(AXIS) == 0
 
-    def differs(path: Any, x: jax.Array) -> jax.Array:
+    def differs(x: jax.Array) -> jax.Array:
         value_of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
-        may_round = jnp.issubdtype(x.dtype, jnp.floating) and jax.tree_util.keystr(path).startswith(rounded)
-        same = jnp.allclose if may_round else jnp.array_equal
+        same = jnp.allclose if rounded and jnp.issubdtype(x.dtype, jnp.floating) else jnp.array_equal
         return lax.psum(~same(x, value_of_first, equal_nan=True), AXIS) > 0
 
-    return jax.tree_util.tree_map_with_path(differs, tree)
+    return jax.tree.map(differs, tree)

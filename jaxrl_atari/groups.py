@@ -101,6 +101,10 @@ class EnvGroup:
         self.newest_step = newest_step
         return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest_step, t)]
 
+    def finish_rollout(self, start: RolloutStart) -> None:
+        """Ends the rollout of the group: its next one begins from `start`."""
+        self.rollout_start = start
+
     def cut_segment(self) -> tuple[GamesInProgress, Segment] | None:
         """Ends a segment of the log of actions, for a checkpoint between two rollouts.
 

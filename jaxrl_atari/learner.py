@@ -55,7 +55,6 @@ class Learner:
         *,
         check: bool = False,
     ):
-        self.compute_dtype = network.dtype
         self._network = network
         self._actor_devices = placement.actors
         self._check = check
@@ -117,7 +116,9 @@ class Learner:
         On several devices this waits for the update. So only the first update is checked, or all of them with
         `devices.check`.
         """
-        leaf = self._parallel.differing_leaf(self._state, rounded=(".params", ".opt_state"))
+        rounded = self._state.replace(optimizer_steps=(), extra=())
+        exact = self._state.replace(params=(), opt_state=())
+        leaf = self._parallel.differing_leaf(rounded, rounded=True) or self._parallel.differing_leaf(exact)
         if leaf is not None:
             found, expected = "another value on each device", "the same on all devices"
             hint = "compute means over the rollout with mean(x) and mean.moments(x)"

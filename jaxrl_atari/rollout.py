@@ -158,8 +158,8 @@ class RolloutInProgress:
     and in step T `start_policy` alone, for the bootstrap value. Last, it calls `finish_rollouts`.
 
     Args:
-        group: its environments. The rollout carries their state on: `newest_step` and `episodes` with each
-            step, `rollout_start` at the end. So a group has one rollout at a time.
+        group: its environments. The rollout carries their state on, in each step (`EnvGroup.advance`) and at the
+            end (`EnvGroup.finish_rollout`). So a group has one rollout at a time.
         key: the source of its actions.
         params: what `Network.acting_params` returned, on the group's device.
         length: T.
@@ -167,9 +167,13 @@ class RolloutInProgress:
 
     def __init__(self, group: EnvGroup, key: jax.Array, params: Any, length: int):
         self.group = group
+        self._pool = group.pool
+        self._network = group.network
         self._params = params
         self._key = jax.device_put(key, group.device)
-        self.buffer = begin_rollout(group.rollout_start, length)
+        self._env_numbers = group.env_numbers
+        self.start = group.rollout_start
+        self.buffer = begin_rollout(self.start, length)
         self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
         self.outcomes: list[Outcome] = []  # of the steps so far
         self.waited_seconds = 0.0  # for the emulators
@@ -182,25 +186,24 @@ class RolloutInProgress:
         Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
         emulators keep cold (benchmarks/NOTES.md). So the transfer guard is lifted for both transfers.
         """
-        group = self.group
-        if group.check:
-            check_placement("acting", {"params": self._params, "rollout": self.buffer}, [group.device])
-        newest = group.newest_step
+        if self.group.check:
+            check_placement("acting", {"params": self._params, "rollout": self.buffer}, [self.group.device])
+        newest = self.group.newest_step
         with jax.transfer_guard_host_to_device("allow"):
             self.buffer, self._action = act(
-                group.network, self._params, self.buffer, newest.frame, newest.first, self._key, group.env_numbers
+                self._network, self._params, self.buffer, newest.frame, newest.first, self._key, self._env_numbers
             )
 
     def send(self) -> None:
         """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
         with jax.transfer_guard_device_to_host("allow"):
             actions = np.asarray(self._action)
-        self.group.pool.send(actions)
+        self._pool.send(actions)
 
     def receive(self, t: int) -> list[FinishedGame]:
         """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
         start = time.perf_counter()
-        newest_step = self.group.pool.recv()
+        newest_step = self._pool.recv()
         self.waited_seconds += time.perf_counter() - start
         self.outcomes.append(outcome_of(newest_step, self.group.rules))
         self.env_steps += int(np.sum(~newest_step.first))
@@ -216,10 +219,10 @@ def finish_rollouts(rollouts: Sequence[RolloutInProgress]) -> Rollout:
     joined = join_groups(
         [rollout.buffer for rollout in rollouts],
         jax.device_put(outcomes, rollouts[0].group.device),
-        [rollout.group.rollout_start.carry for rollout in rollouts],
+        [rollout.start.carry for rollout in rollouts],
     )
     for rollout in rollouts:
-        rollout.group.rollout_start = next_rollout_start(rollout.buffer)
+        rollout.group.finish_rollout(next_rollout_start(rollout.buffer))
     return joined
 
 

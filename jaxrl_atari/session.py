@@ -148,6 +148,7 @@ class Session:
     seed: int  # seed of this session
     key: jax.Array  # key of everything that JAX draws
     placement: Placement
+    network: Network
     progress: Progress
     environments: SessionEnvironments
     learner: Learner
@@ -240,7 +241,7 @@ class Session:
             "config": self.config.to_dict(),
             "num_actions": self.environments.num_actions,
             "device": self.device_text(),
-            "compute_dtype": self.learner.compute_dtype.name,
+            "compute_dtype": self.network.dtype.name,
             "coefficients": self.provenance["coefficients"],
             "numeric_settings": numeric_settings(),
             "seed": self.seed,
@@ -253,11 +254,11 @@ class Session:
     def provenance(self) -> dict[str, Any]:
         """What the bits of this session depend on besides its config and seed, as JSON values."""
         options = resolved_options(self.config)
-        return find_provenance(self.config.devices, options, self.placement, self.learner.compute_dtype.name)
+        return find_provenance(self.config.devices, options, self.placement, self.network.dtype.name)
 
     def device_text(self) -> str:
         """The session's devices and its arithmetic, in one line."""
-        return device_text(self.placement, self.learner.compute_dtype.name, self.evaluator is not None)
+        return device_text(self.placement, self.network.dtype.name, self.evaluator is not None)
 
     def finish(self) -> None:
         """Writes the last log point and checkpoint; once these are on disk, finishes the evaluations."""
@@ -364,9 +365,12 @@ def _make_session(
 
     # What it continues from. These arrays are freed when this function returns, because the learner has a copy.
     checkpoints = Checkpoints(session_dir, say)
-    resumed, arrays = None, {}
-    if resume:
-        resumed, arrays = resume_arrays(checkpoints, network_for, algorithm, options, device=placement.home)
+    resumed = checkpoints.resume() if resume else None
+    arrays = None
+    if resumed is not None:
+        network = network_for(resumed.meta["num_actions"])
+        arrays = resume_arrays(resumed, network, algorithm, options, device=placement.home)
+        checkpoints.set_damaged_aside(resumed.damaged)
     progress = Progress(resumed.meta if resumed else {})
 
     # What plays, learns and evaluates.
@@ -379,16 +383,15 @@ def _make_session(
     advice = advice_for(environments.num_actions)
     if advice:
         say(advice)
-    if resumed is None:
+    if arrays is None:
         arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
-    check, state = config.devices.check, arrays["train_state"]
+    check, state = config.devices.check, arrays.train_state
     if config.overlap == "none":
         learner = Learner(placement, network, algorithm, state, check=check)
     else:
-        lagged_params = arrays.get("acting")
-        learner = OverlappedLearner(placement, network, algorithm, state, lagged_params, check=check)
+        learner = OverlappedLearner(placement, network, algorithm, state, arrays.lagged_params, check=check)
     exits.callback(learner.close)
-    was_evaluating = "evaluation" in arrays  # at the checkpoint
+    was_evaluating = arrays.evaluated_params is not None  # at the checkpoint
     evaluator = None
     if leads and config.evaluation.every_env_steps:
         evaluator = Evaluator(
@@ -401,7 +404,7 @@ def _make_session(
         )
         exits.callback(evaluator.close)
         if was_evaluating:
-            evaluator.start(arrays["evaluation"], progress.evaluated_env_steps)
+            evaluator.start(arrays.evaluated_params, progress.evaluated_env_steps)
 
     # What is written down.
     if leads:
@@ -413,7 +416,7 @@ def _make_session(
         config.log.every_env_steps,
         progress,
         unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
-        optimizer_steps=int(arrays["train_state"].optimizer_steps),
+        optimizer_steps=int(arrays.train_state.optimizer_steps),
         steps_per_update=config.ppo.epochs * config.num_minibatches,
         monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
         games_so_far=environments.games_so_far,
@@ -423,8 +426,9 @@ def _make_session(
     session = Session(
         config=config,
         seed=seed,
-        key=arrays["key"],
+        key=arrays.key,
         placement=placement,
+        network=network,
         progress=progress,
         environments=environments,
         learner=learner,

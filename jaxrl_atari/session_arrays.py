@@ -1,25 +1,33 @@
 """The arrays of a session: their first values, those of a checkpoint, and their shapes, for a restore."""
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
 from threadpoolctl import threadpool_limits
 
-from jaxrl_atari.algorithm import Algorithm
+from jaxrl_atari.algorithm import Algorithm, TrainState
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.network_interface import Network, init_params, make_module
-from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
+from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
 from jaxrl_atari.update import init_train_state
+
+
+class SessionArrays(NamedTuple):
+    """The arrays that a session starts from."""
+
+    train_state: TrainState
+    key: jax.Array  # all other keys derive from it
+    lagged_params: Any = None  # of `learner.OverlappedLearner`; None before the first update, and without overlap
+    evaluated_params: Any = None  # those of the evaluation that ran at the checkpoint; None if none did
 
 
 def first_arrays(
     network: Network, algorithm: Algorithm, options: PPOConfig, *, seed: int, device: jax.Device
-) -> dict[str, Any]:
-    """The arrays of a session before its first update: `train_state`, and `key`, from which all other keys derive.
+) -> SessionArrays:
+    """The arrays of a session before its first update.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal
     initialiser calls LAPACK's QR, which rounds differently with another number of threads. That number depends on
@@ -33,45 +41,34 @@ def first_arrays(
     with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
         arrays = _first_arrays(network, algorithm, options, new_key(seed))
         jax.block_until_ready(arrays)  # before the limit ends
-    return jax.device_put(arrays, device)
+    return SessionArrays(**jax.device_put(arrays, device))
 
 
 def resume_arrays(
-    checkpoints: Checkpoints,
-    network_for: Callable[[int], Network],
-    algorithm: Algorithm,
-    options: PPOConfig,
-    *,
-    device: jax.Device,
-) -> tuple[ResumedCheckpoint | None, dict[str, Any]]:
-    """The newest sound checkpoint of a session and its arrays; None and no arrays if there is no checkpoint.
-
-    The arrays are those of `first_arrays`, and `acting` and `evaluation`, if it has them. Newer checkpoints, which
-    are damaged, are set aside.
+    resumed: ResumedCheckpoint, network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
+) -> SessionArrays:
+    """The arrays of the checkpoint that a session resumes from.
 
     Args:
-        network_for: number of actions -> the network of the session.
         options: as `resolved_options` returns them.
         device: where the arrays are put.
 
     Raises:
-        UserError: the checkpoint holds another network or optimiser, or there are checkpoints and none is sound.
+        UserError: the checkpoint holds another network or optimiser.
     """
-    resumed = checkpoints.resume()
-    if resumed is None:
-        return None, {}
-    target = abstract_arrays(network_for(resumed.meta["num_actions"]), algorithm, options, device=device)
-    arrays = resumed.to_devices("arrays", target)
-    for item in resumed.items.keys() - {"arrays"}:  # these have the form of the parameters
-        arrays[item] = resumed.to_devices(item, arrays["train_state"].params)
-    checkpoints.set_damaged_aside(resumed.damaged)
-    return resumed, arrays
+    target = abstract_arrays(network, algorithm, options, device=device)
+    arrays = SessionArrays(**resumed.to_devices("arrays", target))
+    # The other items of the checkpoint have the form of the parameters.
+    params = {
+        item: resumed.to_devices(item, arrays.train_state.params) for item in resumed.items if item != "arrays"
+    }
+    return arrays._replace(lagged_params=params.get("acting"), evaluated_params=params.get("evaluation"))
 
 
 def abstract_arrays(
     network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
 ) -> dict[str, Any]:
-    """Shapes, types and placement of `first_arrays`: the target of a restore for more training."""
+    """Shapes, types and placement of the item `arrays` of a checkpoint: `train_state` and `key`."""
     key = jax.eval_shape(lambda: new_key(0))
     shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key)
     return _placed(shapes, device)

@@ -451,7 +451,7 @@ def test_float32_heads_and_first_parameters(real):
     if real:
         needs_gpus(1)
     devices = jax.devices("cpu")[0], jax.devices("gpu")[0] if real else jax.devices("cpu")[1]
-    here, there = (first_arrays(Config(), 4, device)["train_state"].params for device in devices)
+    here, there = (first_arrays(Config(), 4, device).train_state.params for device in devices)
     assert jax.tree.all(jax.tree.map(np.array_equal, here, there))
     network = make_network(NetworkConfig(compute_dtype="float32"), 4, "gpu")
     stacks = np.random.default_rng(0).integers(0, 256, (16, 84, 84, 4), np.uint8)
