@@ -16,14 +16,15 @@ import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax.core import FrozenDict
 
-from jaxrl_atari import traced_options  # noqa: F401  makes PPOConfig a pytree, which `jit` takes
 from jaxrl_atari.config import Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require
 from jaxrl_atari.network_interface import Apply, Observation
 from jaxrl_atari.registry import ALGORITHMS
+from jaxrl_atari.traced_options import STATIC_OPTIONS, TRACED_OPTIONS
 
 # --- Data --------------------------------------------------------------------------------------------------------
 
@@ -277,6 +278,12 @@ def find_algorithm(name: str) -> Algorithm:
     return ALGORITHMS.get(name)
 
 
+# --- Options -----------------------------------------------------------------------------------------------------
+
+# From here on, `PPOConfig` is a pytree: `jit` takes it as an argument, and its leaves are the traced options.
+jax.tree_util.register_dataclass(PPOConfig, TRACED_OPTIONS, STATIC_OPTIONS)
+
+
 def resolved_options(config: Config) -> PPOConfig:
     """The options `ppo.*` as an algorithm gets them: with a number for lambda and for each coefficient.
 
@@ -290,3 +297,8 @@ def resolved_options(config: Config) -> PPOConfig:
         require(name in defaults, f"ppo.coefficients.{name}", value, expected)
     coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
     return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
+
+
+def as_numbers(options: PPOConfig) -> PPOConfig:
+    """The same options with NumPy float32 scalars as traced ones; None stays None."""
+    return jax.tree.map(np.float32, options)

@@ -72,16 +72,18 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard
 
     Raises:
         ConfigError: the minibatch size cannot be shared by the devices, does not divide the rollout or, with a
-            carry, is not that of whole environments.
+            carry, is not the size of whole environments; or `uniform` minibatches on several devices.
     """
     length, num_envs = rollout.action.shape
+    uniform = options.minibatches == "uniform"
+    expected = f"stratified on {shard.count} devices"
+    require(shard.count == 1 or not uniform, "ppo.minibatches", options.minibatches, expected)
     size, remainder = divmod(options.minibatch_size, shard.count)
     expected = f"a multiple of {shard.count}, the number of devices"
     require(remainder == 0, "ppo.minibatch_size", options.minibatch_size, expected)
     samples = length * num_envs
     expected = f"a divisor of the {samples * shard.count} samples of the rollout"
     require(samples % size == 0, "ppo.minibatch_size", options.minibatch_size, expected)
-    uniform = options.minibatches == "uniform"
     if not is_recurrent(rollout.carry):
         return minibatch_indices(
             key,

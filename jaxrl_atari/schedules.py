@@ -6,9 +6,8 @@ option that it changes must be marked `TRACED` there; otherwise each of its valu
 
 from dataclasses import replace
 
-from jaxrl_atari.algorithm import resolved_options
+from jaxrl_atari.algorithm import as_numbers, resolved_options
 from jaxrl_atari.config import Config, PPOConfig
-from jaxrl_atari.traced_options import as_numbers
 
 
 def annealed(value: float, config: Config, env_steps: int) -> float:

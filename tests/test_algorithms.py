@@ -18,7 +18,7 @@ from small_networks import FeedForward, Recurrent, make
 from small_training import first_arrays
 
 from jaxrl_atari import network_interface, register_algorithm, register_network
-from jaxrl_atari.algorithm import Mean, Shard, find_algorithm, resolved_options
+from jaxrl_atari.algorithm import Mean, Shard, as_numbers, find_algorithm, resolved_options
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
@@ -33,7 +33,6 @@ from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.rollout import collect
-from jaxrl_atari.traced_options import as_numbers
 from jaxrl_atari.trials.sessions import compile_key
 from jaxrl_atari.trials.varied_fields import can_vary
 from jaxrl_atari.update import init_train_state, update

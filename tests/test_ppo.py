@@ -542,12 +542,14 @@ def test_uniform_minibatches_are_permutations_of_the_rollout():
     np.testing.assert_array_equal(draw_minibatches(KEY, rollout, config), draw(KEY, uniform=True))
 
 
-def test_a_minibatch_that_the_devices_cannot_share():
-    """A config with such a size is refused before; this is a call with a shard of one's own."""
+def test_minibatches_that_the_devices_cannot_share():
+    """A config with such a size or choice is refused before; this is a call with a shard of one's own."""
     rollout = Rollout(*[None] * 2, np.zeros((16, 8)), *[None] * 7)
     expected = r"ppo\.minibatch_size = 17: expected a multiple of 2, the number of devices"
     with pytest.raises(ConfigError, match=expected):
         draw_minibatches(KEY, rollout, small_config(minibatch_size=17), Shard(count=2))
+    with pytest.raises(ConfigError, match=r"ppo\.minibatches = 'uniform': expected stratified on 2 devices"):
+        draw_minibatches(KEY, rollout, small_config(minibatches="uniform"), Shard(count=2))
 
 
 def test_devices_draw_their_parts_of_the_same_minibatches():
