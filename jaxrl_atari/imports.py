@@ -22,11 +22,12 @@ import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, NamedTuple
 
 import tyro
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 
 IMPORTS_VARIABLE = "JAXRL_ATARI_IMPORT"
@@ -62,34 +63,34 @@ def import_named(names: Sequence[str]) -> None:
         is_file = name.endswith(".py") or os.sep in name
         named = str(Path(name).expanduser().absolute()) if is_file else name
         _import(named)
-        hand_on(named)  # only after the import: other processes need not try what has failed here
+        pass_to_children(named)  # only after the import: other processes need not try what has failed here
 
 
 def import_inherited() -> None:
-    """Imports what the process that started this one has handed on. `cli.run` calls it, before a command starts.
+    """Imports what the process that started this one passes on. `cli.run` calls it, before a command starts.
 
     Raises:
         UserError: as `import_named`.
     """
-    for name in _handed_on():
+    for name in _passed_on():
         _import(name)
 
 
-def hand_on(name: str, imported: bool = False) -> None:
+def pass_to_children(name: str, already_imported: bool = False) -> None:
     """Makes the processes that this one starts import a module or a file.
 
     Args:
         name: a module, or the absolute path of a file.
-        imported: whether this process has run the file already, as it has run a config file.
+        already_imported: whether this process has run the file already, as it has run a config file.
     """
-    names = _handed_on()
+    names = _passed_on()
     if name not in names:
         os.environ[IMPORTS_VARIABLE] = json.dumps([*names, name])
-    if imported:
+    if already_imported:
         _imported.add(name)
 
 
-def _handed_on() -> list[str]:
+def _passed_on() -> list[str]:
     """The modules and files in `IMPORTS_VARIABLE`."""
     return json.loads(os.environ.get(IMPORTS_VARIABLE, "[]"))
 
@@ -108,7 +109,7 @@ def code_to_send() -> list[Code]:
         UserError: a file cannot be read any more.
     """
     sent = []
-    for name in _handed_on():
+    for name in _passed_on():
         path = Path(name)
         try:
             sent.append(Code(name, path.read_bytes() if path.is_absolute() else None))
@@ -144,25 +145,15 @@ def import_sent(sent: Sequence[Code]) -> None:
 
 
 def _import(name: str) -> None:
-    """Imports a module, or a file by its absolute path, once. Errors name the line of the user's code."""
+    """Imports a module, or a file by its absolute path, once."""
     if name in _imported:
         return
-    try:
-        if Path(name).is_absolute():
-            _import_file(Path(name))
+    code = Path(name) if Path(name).is_absolute() else name
+    with errors_name_line("--import", code):
+        if isinstance(code, Path):
+            _import_file(code)
         else:
-            importlib.import_module(name)
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
-        where = ""
-        for frame in traceback.extract_tb(error.__traceback__):
-            if not frame.filename.startswith((__file__, importlib.__file__, "<frozen")):
-                where = f" ({frame.filename}, line {frame.lineno})"
-        raise UserError(
-            f"--import {name}: {type(error).__name__}: {error}{where}; "
-            "expected a module that can be imported, or the path of a Python file"
-        ) from error
+            importlib.import_module(code)
     _imported.add(name)
 
 
@@ -193,6 +184,49 @@ def _import_file(path: Path) -> None:
         raise
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+
+
+@contextlib.contextmanager
+def errors_name_line(option: str, code: str | Path) -> Iterator[None]:
+    """Context in which code of the user runs. Its errors become one line, which names the line of that code.
+
+    An error may come from a library that the user's code calls, or from a module that it imports. The line is the
+    last one of the traceback that lies in the folder of the file, or in the package of the module.
+
+    Args:
+        option: the option that names the code.
+        code: a module, or the path of a Python file.
+
+    Raises:
+        UserError: the code raised an error.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        lines = [
+            (Path(frame.f_code.co_filename), number)
+            for frame, number in traceback.walk_tb(error.__traceback__)
+            if _is_part_of(code, frame)
+        ]
+        where = f"{option} {code}"
+        if lines:
+            file, number = lines[-1]
+            where += f", line {number}" if file == code else f": {file}, line {number}"
+        hint = "fix the file"
+        if isinstance(error, ImportError):
+            hint += ", or install what it imports"
+        if isinstance(error, ModuleNotFoundError) and not lines:  # the module itself was not found
+            hint = "expected a module that can be imported, or the path of a Python file"
+        raise UserError(f"{where}: {reason(error)}; {hint}") from error
+
+
+def _is_part_of(code: str | Path, frame: FrameType) -> bool:
+    """Whether a function, or a module that is imported, belongs to a module or file that the user has named."""
+    if isinstance(code, Path):
+        return Path(frame.f_code.co_filename).absolute().parent == code.absolute().parent
+    return frame.f_globals.get("__name__", "").partition(".")[0] == code.partition(".")[0]
 
 
 @contextlib.contextmanager
@@ -230,12 +264,12 @@ def registered_names() -> set[str]:
 
 def imported_files() -> list[Path]:
     """The files that the user has named for this process and those that it starts. A run keeps copies of them."""
-    return [Path(name) for name in _handed_on() if Path(name).is_absolute()]
+    return [Path(name) for name in _passed_on() if Path(name).is_absolute()]
 
 
 def imported_modules() -> list[str]:
     """The modules, other than files, that the user has named for this process and those that it starts."""
-    return [name for name in _handed_on() if not Path(name).is_absolute()]
+    return [name for name in _passed_on() if not Path(name).is_absolute()]
 
 
 def modules_beside(path: Path) -> list[str]:

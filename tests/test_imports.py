@@ -16,7 +16,7 @@ from jaxrl_atari import imports
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS_VARIABLE, hand_on, import_inherited, import_named
+from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited, import_named, pass_to_children
 from jaxrl_atari.verify.__main__ import main as verify
 
 MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 0) + beside_it.ONE\n"
@@ -83,7 +83,7 @@ def test_both_are_imported_in_processes(user_file):
 
 
 def test_what_this_process_has_run_is_for_others_alone(user_file, monkeypatch):
-    hand_on(str(user_file), imported=True)
+    pass_to_children(str(user_file), already_imported=True)
     import_inherited()
     assert count() == 0
     monkeypatch.setattr(imports, "_imported", set())  # another process
@@ -138,10 +138,16 @@ def test_a_command_line_is_read_before_it_is_parsed(user_file):
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("no_such_module", None, "--import no_such_module: ModuleNotFoundError"),
+        (
+            "no_such_module",
+            None,
+            "--import no_such_module: ModuleNotFoundError: No module named 'no_such_module'; expected a module",
+        ),
         ("gone.py", None, "gone.py: no such file"),
-        ("raises.py", "\n1 / 0\n", "raises.py, line 2); expected a module"),
-        ("raises.py", "raise SystemExit(1)", "SystemExit: 1"),
+        ("raises.py", "\n1 / 0\n", "raises.py, line 2: ZeroDivisionError: division by zero; fix the file"),
+        ("raises.py", "raise SystemExit(1)", "raises.py, line 1: SystemExit: 1; fix the file"),
+        ("raises.py", "x = (", "SyntaxError: '(' was never closed (raises.py, line 1); fix the file"),
+        ("raises.py", "import gone_too", "line 1: ModuleNotFoundError: No module named 'gone_too'; fix the file"),
         ("folder/data.txt", "x", "data.txt: expected a Python file"),
     ],
 )
@@ -154,6 +160,33 @@ def test_what_cannot_be_imported_is_one_line(user_file, name, text, expected):
         import_named([name if name == "no_such_module" else str(path)])
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["--config", "--import"])
+@pytest.mark.parametrize("raises", ["user_file", "beside_it"])
+def test_an_error_in_a_library_names_the_line_of_the_user(option, raises, user_file):
+    user_file.write_text("import json\nimport beside_it\njson.loads('x')\n")
+    if raises == "beside_it":
+        user_file.with_name("beside_it.py").write_text("import json\n\n\njson.loads('x')\n")
+    with pytest.raises(UserError) as error:
+        import_named([str(user_file)]) if option == "--import" else run_config_file(user_file)
+    where = f"{user_file}, line 3"
+    if raises == "beside_it":
+        where = f"{user_file}: {user_file.with_name('beside_it.py')}, line 4"
+    expected = f"{option} {where}: JSONDecodeError: Expecting value: line 1 column 1 (char 0); fix the file"
+    assert str(error.value) == expected
+
+
+def test_an_error_in_a_module_names_the_line_in_its_package(user_file, monkeypatch):
+    package = user_file.with_name("package_of_the_test")
+    package.mkdir()
+    (package / "__init__.py").write_text("from package_of_the_test import envs\n")
+    (package / "envs.py").write_text("import json\n\njson.loads('x')\n")
+    monkeypatch.syspath_prepend(user_file.parent)
+    with pytest.raises(UserError) as error:
+        import_named([package.name])
+    expected = f"--import {package.name}: {package / 'envs.py'}, line 3: JSONDecodeError: "
+    assert str(error.value).startswith(expected)
 
 
 def test_verify_takes_it(user_file, tmp_path):

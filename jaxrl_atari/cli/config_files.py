@@ -2,14 +2,13 @@
 
 import contextlib
 import runpy
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, did_you_mean
-from jaxrl_atari.imports import hand_on, modules_beside_first, registered_names
+from jaxrl_atari.imports import errors_name_line, modules_beside_first, pass_to_children, registered_names
 
 PACKAGE = Path(__file__).parents[1]
 """The folder of this package."""
@@ -67,7 +66,7 @@ def run_config_file(path: Path) -> ConfigFile:
     with _running(found):
         scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")
     if registered_names() != before:  # the processes of the sessions need the same registrations
-        hand_on(str(found.absolute()), imported=True)
+        pass_to_children(str(found.absolute()), already_imported=True)
     return ConfigFile(path, found, scope)
 
 
@@ -96,14 +95,5 @@ def config_names() -> list[str]:
 @contextlib.contextmanager
 def _running(file: Path) -> Iterator[None]:
     """Context for code of a config file: it can import neighbours, and its errors name the line of the file."""
-    try:
-        with modules_beside_first(file):
-            yield
-    except UserError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's file may raise anything
-        lines = [
-            frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)
-        ]
-        where = f"{file}, line {lines[-1]}" if lines else file
-        raise UserError(f"--config {where}: {type(error).__name__}: {error}; fix the file") from error
+    with errors_name_line("--config", file), modules_beside_first(file):
+        yield
