@@ -1,9 +1,9 @@
-"""What an algorithm is: four pure functions (`Algorithm`), and the data that they are given.
+"""The interface of algorithms: four pure functions (`Algorithm`), and their data.
 
 The algorithms themselves are in `ppo.py` and `algorithms/`; `update.py` runs them. `register_algorithm` gives an
-algorithm a name, which a config may choose. A `config` is what a run was given: a `Config`, or a part of one.
-`options` are its part `ppo` with the values in force (`resolved_options`): numbers stand where the config leaves a
-value to the game or to the algorithm.
+algorithm a name, which a config may choose. The word `config` stands for a `Config` or a part of one, as a run was
+given it. The word `options` stands for its part `ppo` with the values in force (`resolved_options`): they have
+numbers where the config leaves a value to the game or to the algorithm.
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment.
 """
@@ -37,9 +37,9 @@ class Rollout(NamedTuple):
     """
 
     frames: jax.Array
-    """uint8 [T + 4, B, *frame]. The last is the newest frame of step T, for the bootstrap value."""
+    """uint8 [T + 4, B, *frame]. The last row is the newest frame of step T, for the bootstrap value."""
     age: jax.Array
-    """int32 [T + 1, B]: earlier frames of the same game, at most 3. The last is that of step T."""
+    """int32 [T + 1, B]: number of earlier frames of the same game, at most 3. The last row is for step T."""
     action: jax.Array
     """int32 [T, B]."""
     log_prob: jax.Array
@@ -49,24 +49,24 @@ class Rollout(NamedTuple):
     reward: jax.Array
     """float32 [T, B]: clipped to [-1, 1], unless `env.clip_rewards` is false."""
     terminated: jax.Array
-    """bool [T, B]: there is no value beyond this step. The game was lost, or a life if `env.life_loss_terminal` is
-    on, or it was cut off and `ppo.truncation_is_terminal` is on."""
+    """bool [T, B]: there is no value beyond this step, because the game was lost; or because a life was lost, with
+    `env.life_loss_terminal`; or because the game was cut off, with `ppo.truncation_is_terminal`."""
     truncated: jax.Array
-    """bool [T, B]: the game was cut off. The value beyond this step counts, and the rewards beyond it do not."""
+    """bool [T, B]: the game was cut off. The value beyond this step counts, but the rewards beyond it do not."""
     weight: jax.Array
     """float32 [T, B]: 1, or 0 for an auto-reset step (1 with `ppo.learn_from_auto_resets`)."""
     bootstrap_value: jax.Array
-    """float32 [B]: V_old of what step T would see."""
+    """float32 [B]: V_old of the observation of step T, the first step after the rollout."""
     carry: Any = ()
-    """[B, ...]: what a recurrent network remembered before step 0."""
+    """[B, ...]: the memory of a recurrent network before step 0."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One device's part of data that is spread over several devices; by default, all of the data."""
+    """One device's part of the data if several devices share them; by default, all data."""
 
     index: jax.typing.ArrayLike = 0  # number of this device
-    count: int = 1  # of devices
+    count: int = 1  # number of devices
     sum_over_devices: Callable[[Any], Any] = lambda tree: tree  # tree of arrays -> its sum over all devices
 
 
@@ -77,13 +77,15 @@ ONE_DEVICE = Shard()
 class Mean:
     """The mean over the samples that count, on all devices: `mean(x)`, for x of the shape of `weight`.
 
-    That shape is [T, B] for a rollout and [N] for a minibatch: sum other axes of x first. Auto-reset steps do not
-    count, unless `ppo.learn_from_auto_resets`; there, x may have any value, even infinity or NaN. If no sample
-    counts, the mean is 0.
+    That shape is [T, B] for a rollout and [N] for a minibatch, so sum other axes of x first. Auto-reset steps do
+    not count, unless `ppo.learn_from_auto_resets` is on. In samples that do not count, x may have any value, even
+    infinity or NaN. If no sample counts, the mean is 0.
 
-    Gradients need more care. JAX multiplies the derivative of a sample that does not count by 0, so an infinite
-    derivative makes the gradient NaN. Where y may be 0 in such a sample, `mean(jnp.log(y))` is one; its value is
-    right, and `mean(jnp.log(jnp.where(mean.weight > 0, y, 1.0)))` also has the right gradient.
+    Gradients need more care, because JAX multiplies the derivative of a sample that does not count by 0: an
+    infinite derivative makes the gradient NaN. For example, y may be 0 in such a sample:
+
+        mean(jnp.log(y))                                     right value, but its gradient is NaN
+        mean(jnp.log(jnp.where(mean.weight > 0, y, 1.0)))    right value and right gradient
     """
 
     weight: jax.Array
@@ -94,7 +96,11 @@ class Mean:
         pytree_node=False, default=ONE_DEVICE.sum_over_devices
     )
     devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)
-    """Number of devices that share the samples. `minibatches.apply_to_rollout` reads it; no mean depends on it."""
+    """Number of devices that share the samples. It does not change the mean.
+
+    `minibatches.apply_to_rollout` reads it, in order to compute no more samples at a time than one device has in a
+    minibatch.
+    """
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":
@@ -104,8 +110,8 @@ class Mean:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """The mean of x, of the shape of `weight` -> []."""
-        # Here each weight is divided by the total; in `moments`, the sum is. The two round differently, so to make
-        # them alike would change the last bits of every run.
+        # This divides each weight by the total, whereas `moments` divides the sum. The two round differently, so
+        # unifying them would change the last bits of every run.
         x = self._counting(x)
         return self.sum_over_devices(jnp.sum(self.weight / self.total * x))
 
@@ -119,8 +125,8 @@ class Mean:
         """x with mean 0 and standard deviation 1: (x - mean) / (std + 1e-8).
 
         Args:
-            x: of the shape of `weight`. Samples that do not count are normalised as well, by the same numbers.
-            unbiased: std = sqrt(sum((x - mean)^2) / (N - 1)) instead of / N, as `torch.Tensor.std` has it.
+            x: of the shape of `weight`. Samples that do not count are normalised with the same mean and deviation.
+            unbiased: std = sqrt(sum((x - mean)^2) / (N - 1)) instead of / N, as in `torch.Tensor.std`.
         """
         mean, variance = self.moments(x)
         if unbiased:
@@ -128,22 +134,22 @@ class Mean:
         return (x - mean) / (jnp.sqrt(variance) + 1e-8)
 
     def _counting(self, x: jax.Array) -> jax.Array:
-        """x, with 0 for samples that do not count: their weight 0 times infinity would be NaN."""
+        """x, with 0 for samples that do not count, because their weight 0 times infinity would be NaN."""
         chex.assert_equal_shape([x, self.weight])
         return jnp.where(self.weight > 0, x, 0.0)
 
 
 class Minibatch(NamedTuple):
-    """What the loss of one gradient step may use: N samples, on each device its part of them."""
+    """The data of the loss in one gradient step: N samples. Each device has its part of them."""
 
     observation: Observation
-    """What the network sees. Change its pictures through `frames.map_images`."""
+    """The input of the network. Change its pictures through `frames.map_images`."""
     samples: Any
-    """As `Algorithm.prepare` returned them, [N, ...]. Those of PPO are `ppo.Samples`."""
+    """The samples that `Algorithm.prepare` returned, [N, ...]. PPO's are `ppo.Samples`."""
     mean: Mean
     """The mean over the minibatch, of x [N]."""
     key: jax.Array
-    """For what a loss draws: another one in each gradient step, and on each device."""
+    """A random key for the loss. Each gradient step has another key on each device."""
     extra: Any = ()
     """`TrainState.extra`, as `prepare` returned it."""
 
@@ -151,16 +157,16 @@ class Minibatch(NamedTuple):
 # --- The state and the functions ---------------------------------------------------------------------------------
 
 Metrics = dict[str, jax.Array]
-"""Name -> a number, []. A new name needs no entry anywhere to be logged in `metrics.csv` and TensorBoard.
+"""Name -> a number, []. A new name is logged in `metrics.csv` and TensorBoard without an entry anywhere.
 
-The name must differ from those of all other metrics (`loss`, `gradient_norm` and `skipped_steps` are taken) and of
-all other columns of `metrics.csv`. A value that is not finite ends the training; the last checkpoint is kept.
+The name must not be the name of another metric (`loss`, `gradient_norm` and `skipped_steps` are taken) or of
+another column of `metrics.csv`. A value that is not finite ends the training; the last checkpoint is kept.
 """
 
 
 @flax.struct.dataclass
 class TrainState:
-    """State that an update replaces, and that a checkpoint keeps. Equal on all devices."""
+    """State that an update replaces and a checkpoint keeps. It is equal on all devices."""
 
     params: Any
     """All parameters that the loss trains."""
@@ -169,37 +175,37 @@ class TrainState:
     optimizer_steps: jax.Array
     """int32 []: gradient steps so far."""
     extra: Any = ()
-    """What an algorithm keeps besides, such as running statistics: any pytree of arrays, but no random keys."""
+    """Further state of an algorithm, such as running statistics: any pytree of arrays, but no random keys."""
 
 
 class Algorithm(NamedTuple):
     """The parts of an update that an idea replaces, as in `PPO._replace(loss=my_loss)`. docs/idea.md has examples.
 
-    The four functions are pure, and JAX traces them all: no Python `if` on an array, no `float(x)`, no NumPy
-    function. A fixed array, such as pretrained weights from a file, is loaded outside them. `prepare`, `loss` and
-    `optimizer` become part of the compiled update. `init` and the optimiser's own `init` are compiled too, and run
-    once, for the first state; a resume traces them for their shapes alone.
+    The four functions are pure. JAX traces all of them, so they use no Python `if` on an array, no `float(x)` and
+    no NumPy function. Load a fixed array, such as pretrained weights from a file, outside them. `prepare`, `loss`
+    and `optimizer` become part of the compiled update. `init` and the optimiser's own `init` are compiled too, and
+    run once, for the first state. A resume only traces them, to know the shapes.
 
     These arguments are common to several functions:
 
         apply      The network: `network_interface.Apply`. It returns `Outputs`.
         key        A random key, the same on all devices.
         options    `PPOConfig` as `resolved_options` returns it. Options marked `TRACED` in `config.py`, such as
-                   `gamma` and `coefficients`, are traced numbers: data of the compiled update, so that another
-                   value compiles nothing. `learning_rate` and `clip_epsilon` have their values of this update.
-                   All other options are plain Python values.
+                   `gamma` and `coefficients`, are traced numbers. They are data of the compiled update, so
+                   another value compiles nothing. `learning_rate` and `clip_epsilon` have their values of this
+                   update. All other options are plain Python values.
 
-    The arguments are fixed. Further inputs come in one of them: numbers of your own in `options.coefficients`, and
-    arrays that last from one update to the next in `state.extra`, which `loss` gets as `batch.extra`. Should the
-    package offer more, it becomes a field of `rollout`, `batch` or `options`.
+    The arguments are fixed. Numbers of your own come in `options.coefficients`. Arrays that last from one update
+    to the next are kept in `state.extra`, which `loss` gets as `batch.extra`. New inputs,
+    if the package adds any, will be fields of `rollout`, `batch` or `options`.
     """
 
     init: Callable[[Any, jax.Array], tuple[Any, Any]]
     """`init(params, key) -> params, extra`: called once, before the first update.
 
-    It is given the parameters of the network, and returns all parameters that the loss trains, and
-    `TrainState.extra`. The parameters of the network keep their own names, by which the policy is loaded. `extra`
-    holds no random keys: `prepare` and `loss` get new ones.
+    It gets the parameters of the network. It returns all parameters that the loss trains, which are arrays of
+    floats, and `TrainState.extra`. The parameters of the network keep their names, because the policy is loaded by
+    these names. `extra` holds no random keys, because `prepare` and `loss` get new ones.
 
     Replace it for a second network, or for statistics that are kept between updates.
     """
@@ -208,16 +214,16 @@ class Algorithm(NamedTuple):
     """`prepare(state, apply, rollout, mean, options, key) -> state, samples, metrics`: called once per rollout,
     before its gradient steps.
 
-    `mean` is the mean over the rollout, of x [T, B]. `minibatches.apply_to_rollout` gives the outputs of the
+    `mean` is the mean over the rollout, of x [T, B]. `minibatches.apply_to_rollout` computes the outputs of the
     network for steps 0 to T. The samples are any pytree of arrays [T, B, ...].
 
-    The gradient steps start from the state that is returned. Most algorithms return the one that they were given,
-    or `state.replace(extra=...)`. Its arrays keep their shapes and types. They must be equal on all devices, so
+    The gradient steps start from the returned state. Most algorithms return the state that they were given, or
+    `state.replace(extra=...)`. Its arrays keep their shapes and types. They must be equal on all devices, so
     compute them from `state`, `options`, `key`, `mean(x)` and `mean.moments(x)`: a plain `jnp.mean` sees one
     device's part.
 
-    As `key` is the same on all devices, numbers drawn with the shape [T, B] repeat on each of them. Draw here what
-    is shared, and noise for single samples in `loss`, whose `batch.key` differs.
+    Because `key` is the same on all devices, numbers drawn with the shape [T, B] repeat on each device. Draw
+    shared numbers here, and noise for single samples in `loss`, because `batch.key` differs between devices.
 
     Replace it for other targets or other rewards.
     """
@@ -225,8 +231,8 @@ class Algorithm(NamedTuple):
     loss: Callable[[Any, Apply, Minibatch, PPOConfig], tuple[jax.Array, Metrics]]
     """`loss(params, apply, batch, options) -> loss, metrics`: called in each gradient step.
 
-    JAX differentiates the loss, float32 [], with respect to `params`. `batch.samples` are those of `prepare`,
-    [N, ...].
+    JAX differentiates the loss, float32 [], with respect to `params`. `batch.samples` are the samples of
+    `prepare`, [N, ...].
     """
 
     optimizer: Callable[[PPOConfig], optax.GradientTransformation]
@@ -240,7 +246,7 @@ class Algorithm(NamedTuple):
     coefficients: Mapping[str, float] = FrozenDict()
     """Further numbers of the algorithm: name -> default.
 
-    A run chooses others with the option `ppo.coefficients`. The functions find the values in force in
+    A run chooses other values with the option `ppo.coefficients`. The functions find the values in force in
     `options.coefficients`.
     """
 
@@ -249,7 +255,7 @@ class Algorithm(NamedTuple):
 
 
 def register_algorithm(name: str, algorithm: Algorithm) -> None:
-    """Lets a config choose an algorithm of your own, as in `--algorithm my_idea`.
+    """Registers an algorithm of your own, so that a config can choose it, as in `--algorithm my_idea`.
 
     Args:
         name: a new name. A later algorithm of the same name replaces the earlier one.
@@ -262,7 +268,7 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
     require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
     for part in ("init", "prepare", "loss", "optimizer"):
         function = getattr(algorithm, part)
-        # The functions are keys of the cache of compiled updates, so they must be hashable.
+        # The functions are keys in the cache of compiled updates, so they must be hashable.
         usable = callable(function) and isinstance(function, Hashable)
         require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
     check_coefficients(algorithm.coefficients, f"{ALGORITHMS.field} {name}: coefficients")
@@ -270,7 +276,7 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of a name, shipped or registered.
+    """The algorithm with a name, shipped or registered.
 
     Raises:
         ConfigError: there is none.
@@ -285,7 +291,7 @@ jax.tree_util.register_dataclass(PPOConfig, TRACED_OPTIONS, STATIC_OPTIONS)
 
 
 def resolved_options(config: Config) -> PPOConfig:
-    """The options `ppo.*` as an algorithm gets them: with a number for lambda and for each coefficient.
+    """The options `ppo.*` in force, as an algorithm gets them: lambda and each coefficient are numbers.
 
     Raises:
         ConfigError: no algorithm has the name, or it has no coefficient of a name in `ppo.coefficients`.
@@ -300,5 +306,5 @@ def resolved_options(config: Config) -> PPOConfig:
 
 
 def as_numbers(options: PPOConfig) -> PPOConfig:
-    """The same options with NumPy float32 scalars as traced ones; None stays None."""
+    """The same options, in which the traced ones are NumPy float32 scalars. None stays None."""
     return jax.tree.map(np.float32, options)

@@ -18,11 +18,11 @@ from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.network_interface import form_of
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
-"""Metrics of `update` itself, which no algorithm may return under these names."""
+"""Names of the metrics of `update` itself. No algorithm may return a metric with one of them."""
 
 
 def check_options(options: PPOConfig, algorithm: Algorithm) -> None:
-    """Raises `ConfigError` if the options are those of a config, and not the ones in force for this algorithm."""
+    """Raises `ConfigError` unless the options are the ones in force for this algorithm (`resolved_options`)."""
     hint = "give an update resolved_options(config) in place of config.ppo"
     require(options.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
     given, declared = sorted(options.coefficients), sorted(algorithm.coefficients)
@@ -63,9 +63,8 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
         before: the state that it was given.
 
     Raises:
-        ConfigError: it is no triple; an array of the state has another shape, type or place, so that no checkpoint
-            could be restored; a leaf of the samples is no array [T, B, ...]; or a metric is one that `as_floats`
-            refuses.
+        ConfigError: it is no triple; an array of the state has another shape, type or place, so no checkpoint
+            could be restored; a leaf of the samples is no array [T, B, ...]; or `as_floats` refuses a metric.
     """
     is_triple = is_tuple_of(3, returned) and isinstance(returned[0], TrainState)
     require(is_triple, "prepare", described(returned), "a triple: the state, samples and metrics")
@@ -89,7 +88,7 @@ def check_loss(returned: Any) -> tuple[jax.Array, Metrics]:
     """What `loss` returned: the loss, and the metrics as floats.
 
     Raises:
-        ConfigError: it is no pair; the loss is not a single float; or a metric is one that `as_floats` refuses.
+        ConfigError: it is no pair; the loss is not a single float; or `as_floats` refuses a metric.
     """
     require(is_tuple_of(2, returned), "loss", described(returned), "a pair: the loss, and metrics")
     loss, metrics = returned
@@ -99,10 +98,10 @@ def check_loss(returned: Any) -> tuple[jax.Array, Metrics]:
 
 
 def strongly_typed(tree: Any) -> Any:
-    """The arrays of a tree, of which none is weakly typed (`jax.numpy`, type promotion).
+    """The leaves of a tree as arrays of fixed types.
 
-    Python numbers are, and arrays that were computed of them alone. A state with such an array would compile the
-    update again once it has a fixed type, as after a restore.
+    Python numbers, and arrays that are computed from them alone, are weakly typed in JAX. A state with such leaves
+    would compile the update twice, because the leaves have fixed types after an update or a restore.
     """
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
@@ -136,10 +135,10 @@ def is_tuple_of(length: int, x: Any) -> bool:
 
 
 def as_floats(metrics: Metrics) -> Metrics:
-    """The metrics of one function as float32, in which their means over gradient steps are taken. float64 stays.
+    """The metrics of one function as float32, the type of their means over gradient steps. float64 stays.
 
     Raises:
-        ConfigError: they are no dict, or one of them is not a single number, or has a name of `OWN_METRICS`.
+        ConfigError: they are no dict; or a metric is not a single number, or has a name of `OWN_METRICS`.
     """
     require(isinstance(metrics, dict), "metrics", type(metrics).__name__, "a dict: name -> a single number")
     for name, value in metrics.items():
@@ -153,7 +152,7 @@ def as_floats(metrics: Metrics) -> Metrics:
 
 
 def check_names(names: Set[str], taken: Set[str]) -> None:
-    """Raises `ConfigError` if a metric has a name that another metric of the update has already."""
+    """Raises `ConfigError` if another metric of the update already has one of the names."""
     for name in sorted(names & taken):
         raise ConfigError("metric", name, "another name: the update already has a metric of this name")
 
@@ -167,7 +166,7 @@ UNFIT = {
         "an optimiser that trains the parameters with which the policy acts; schedule_free and sam train others"
     ),
 }
-"""Optimisers of optax that would train wrongly without an error: types of their states -> what is expected."""
+"""Optimisers of optax that would train wrongly without an error: types of their states -> expected optimiser."""
 
 
 def check_optimizer(optimizer: Any) -> None:

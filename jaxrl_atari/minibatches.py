@@ -1,7 +1,7 @@
-"""The minibatches of a rollout: which samples each one draws, and what the network saw in them.
+"""The minibatches of a rollout: their samples, and the observations of these samples.
 
-Axes are [T, B]: T steps of B environments. A sample is one step of one environment, numbered `t * B + b`. On
-several devices each one holds some of the environments (`algorithm.Shard`).
+Axes are [T, B]: T steps of B environments. A sample is one step of one environment, numbered `t * B + b`. If there
+are several devices, each one holds some of the environments (`algorithm.Shard`).
 """
 
 import math
@@ -17,7 +17,7 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.frames import gather_stacks
 from jaxrl_atari.network_interface import Apply, Observation, Outputs, is_recurrent
 
-# --- Which samples -----------------------------------------------------------------------------------------------
+# --- Samples -----------------------------------------------------------------------------------------------------
 
 
 def minibatch_indices(
@@ -33,8 +33,8 @@ def minibatch_indices(
     """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
 
     The environments of all devices are cut into gcd(environments, minibatch size) equal blocks (by default 16
-    blocks of one environment), and each minibatch takes the same number of samples from each block. A device that
-    holds some of the blocks thus draws its part of the minibatches that a single device would draw.
+    blocks of one environment), and each minibatch takes the same number of samples from each block. Therefore a
+    device that holds some of the blocks draws its part of the minibatches that a single device would draw.
 
     For example, 4 environments and minibatches of 8 samples give 4 blocks of one environment: each minibatch has 2
     random steps of each environment. 6 environments and minibatches of 8 give 2 blocks of 3 environments: each
@@ -42,7 +42,7 @@ def minibatch_indices(
 
     Args:
         num_envs, minibatch_size: on this device.
-        uniform: not stratified: the whole rollout is one block. Only for one device.
+        uniform: the whole rollout is one block, so minibatches are not stratified. Only for one device.
 
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
@@ -120,15 +120,15 @@ def whole_environments(envs: jax.Array, *, rollout_length: int, num_envs: int) -
     return (jnp.arange(rollout_length)[:, None] * num_envs + envs[:, None]).reshape(len(envs), -1)
 
 
-# --- What the network saw ----------------------------------------------------------------------------------------
+# --- Observations and outputs ------------------------------------------------------------------------------------
 
 
 def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Observation:
-    """What the network saw in some samples.
+    """The input of the network for some samples.
 
     Args:
         index: int32 [N], samples as t * B + b; with a carry, in the order of `whole_environments`.
-        length: with a carry, the steps of each environment in `index`; T by default.
+        length: with a carry, the number of steps of each environment in `index`; T by default.
     """
     stacks = gather_stacks(rollout.frames, rollout.age, index)
     first = rollout.age.reshape(-1)[index] == 0
@@ -141,12 +141,13 @@ def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Ob
 def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig) -> Outputs:
     """The outputs of the network for every step of a rollout and for step T, the first one of the next rollout.
 
-    The parameters need not be those that acted. To bound the memory, a device computes no more samples at a time
-    than it has in a minibatch, but at least the T + 1 of one environment. This changes no result beyond rounding.
+    The parameters may differ from the ones that acted. To bound the memory, a device computes no more samples at a
+    time than it has in a minibatch, but at least the T + 1 samples of one environment. This changes only the
+    rounding of the result.
 
     Args:
-        mean: that of the rollout, as `prepare` gets it. Its number of devices gives the size of a device's part of
-            a minibatch.
+        mean: the mean over the rollout, as `prepare` gets it. Only `mean.devices` is used, because it gives the
+            size of a device's part of a minibatch.
 
     Returns:
         Outputs [T + 1, B, ...] without a carry.

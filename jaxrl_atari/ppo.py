@@ -1,4 +1,4 @@
-"""Proximal policy optimisation: its equations as pure functions, and the `Algorithm` made of them, `PPO`.
+"""Proximal policy optimisation: its equations as pure functions, and `PPO`, the `Algorithm` that they make.
 
 Read `algorithm.py` first, which describes the data. This file has the targets (`gae`, `ppo_prepare`), the loss of
 one minibatch (`ppo_loss_of_outputs`), and the optimiser. `update.py` runs them over all minibatches of a rollout.
@@ -23,7 +23,7 @@ from jaxrl_atari.network_interface import Apply, Outputs
 
 
 class Samples(NamedTuple):
-    """What `ppo_loss` needs of each step besides its observation: [T, B], in a minibatch [N]."""
+    """The data that `ppo_loss` needs of each step besides its observation: [T, B], or [N] in a minibatch."""
 
     action: jax.Array
     """int32."""
@@ -34,7 +34,7 @@ class Samples(NamedTuple):
     advantage: jax.Array
     """float32."""
     target: jax.Array
-    """float32: what the value learns."""
+    """float32: the target of the value."""
 
 
 # --- Targets -----------------------------------------------------------------------------------------------------
@@ -55,7 +55,7 @@ def discounted_sum(x: jax.Array, decay: jax.Array) -> jax.Array:
         total = x_t + decay_t * next_sum
         return total, total
 
-    # Unrolled: on a GPU each iteration of a loop launches kernels of its own, however little they do.
+    # Unrolled, because on a GPU each iteration of a loop launches kernels of its own, however little they do.
     _, sums = lax.scan(backward, jnp.zeros_like(x[0]), (x, decay), reverse=True, unroll=16)
     return sums
 
@@ -75,9 +75,9 @@ def gae(
         A_t     = delta_t + gamma * lambda * (1 - terminated_t) * (1 - truncated_t) * A_{t+1},    A_T = 0
 
     Where a game is cut off at step t, step t + 1 is its auto-reset step, which still saw the game's last
-    observation. So V_{t+1} is the value of that observation: the return bootstraps from it, and the sum of rewards
-    stops there. The advantage of an auto-reset step itself means nothing: it has weight 0 in every mean, except
-    with `learn_from_auto_resets`.
+    observation. V_{t+1} is therefore the value of that observation. The return bootstraps from it, and the sum of
+    rewards stops there. The advantage of an auto-reset step itself is meaningless, but it has weight 0 in every
+    mean, except with `learn_from_auto_resets`.
 
     Args:
         reward, value: float32 [T, B].
@@ -85,7 +85,7 @@ def gae(
         terminated, truncated: bool [T, B].
 
     Returns:
-        Advantages, float32 [T, B]; `advantage + value` are the targets of the value function.
+        Advantages, float32 [T, B]. `advantage + value` is the target of the value.
     """
     chex.assert_equal_shape([reward, value, terminated, truncated])
     next_value = jnp.concatenate([value[1:], bootstrap_value[None]])
@@ -96,10 +96,10 @@ def gae(
 def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.Array:
     """1 - Var(error) / Var(target): 1 for a perfect value function, 0 for one that is no better than a constant.
 
-    If Var(target) is below 1e-8, it is taken as 1e-8, and the result means nothing.
+    If Var(target) is below 1e-8, it is taken as 1e-8, and the result is meaningless.
 
     Args:
-        target: float32 [T, B], what the value learns.
+        target: float32 [T, B], the target of the value.
         error: float32 [T, B], target - V_old; with GAE this is the advantage.
 
     Returns:
@@ -113,7 +113,7 @@ def explained_variance(target: jax.Array, error: jax.Array, mean: Mean) -> jax.A
 def ppo_prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
-    """`Algorithm.prepare`: the samples of a rollout, with the targets of GAE. The state stays as it is."""
+    """`Algorithm.prepare`: the samples of a rollout, with the targets of GAE. The state does not change."""
     assert options.gae_lambda is not None  # `update` has checked it
     advantage = gae(
         reward=rollout.reward,
@@ -149,8 +149,8 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
     comes from OpenAI Baselines (`ppo2`), with the same eps.
 
     Args:
-        outputs: of the network for the N samples. Logits are finite: -1e9 rules an action out, and -inf would make
-            the entropy NaN.
+        outputs: of the network for the N samples. Logits are finite. A logit of -1e9 rules an action out, whereas
+            -inf would make the entropy NaN.
         batch: its samples are `Samples`.
         options: without `clip_value_loss`, the value loss is mean((V - target)^2) / 2. With
             `normalize_advantages`, A is the advantage with mean 0 and standard deviation 1 over the minibatch.
@@ -195,7 +195,7 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
 
 
 def ppo_init(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
-    """`Algorithm.init`: the parameters of the network alone, and no `extra`."""
+    """`Algorithm.init`: only the parameters of the network, and no `extra`."""
     return params, ()
 
 

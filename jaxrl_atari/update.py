@@ -58,25 +58,25 @@ def update(
 ) -> tuple[TrainState, Metrics]:
     """All epochs and minibatches over one rollout: the function that is compiled and run once per rollout.
 
-    Each device holds a part of the environments, and of each minibatch. Every `Mean` is over all devices: over the
-    whole rollout or minibatch. So a loss is written as for one device, and the number of devices changes only the
-    rounding of the result, and what an algorithm draws.
+    Each device holds a part of the environments and of each minibatch. Every `Mean` is over the whole rollout or
+    minibatch, on all devices. A loss is therefore written as for one device. The number of devices changes only
+    the rounding of the result, and the numbers that an algorithm draws.
 
     Args:
         options: as `schedules.current_options` returns it: scheduled options have their values of this update.
-        key: for the minibatches, and for what the algorithm draws; the same on all devices.
+        key: for the minibatches and for the algorithm; the same on all devices.
         apply: the network.
         shard: this device's part of the rollout.
 
     Returns:
-        The new state and the metrics. Those that the loss returned, `loss` itself, and `gradient_norm` (the global
-        norm before the optimiser clips it) are means over the gradient steps taken. They also include those of
-        `prepare` and, with `options.target_kl`, `skipped_steps`: the number of gradient steps that were left out.
+        The new state and the metrics. The metrics of the loss, `loss` itself, and `gradient_norm` (the global norm
+        before the optimiser clips it) are means over the gradient steps taken. The metrics of `prepare` are added.
+        With `options.target_kl`, so is `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: the options are not those in force (`algorithm.resolved_options`); or a function of the
-            algorithm returned what `algorithm_checks.py` refuses; or `options.target_kl` is set, and the loss
-            returns no `approx_kl`.
+        ConfigError: the options are not the ones in force (`algorithm.resolved_options`); `algorithm_checks.py`
+            or `draw_minibatches` refuses them, or a value that a function of the algorithm returned; or
+            `options.target_kl` is set, and the loss returns no `approx_kl`.
     """
     check_options(options, algorithm)
     # Numbers folded into `key`: 0 to epochs - 1 for the minibatches of each epoch (`draw_minibatches`), `epochs`
@@ -124,16 +124,16 @@ def update(
 
 
 def mean_over_devices(tree: Any, shard: Shard) -> Any:
-    """The mean over devices: of gradients and metrics, those of the whole minibatch or rollout.
+    """The mean over devices, which turns gradients and metrics into those of the whole minibatch or rollout.
 
     For example, two devices hold one sample each, whose gradients are 1 and 3. The loss `mean(x)` is the same on
-    both, and its gradient should be (1 + 3) / 2 = 2. On the way back, JAX turns the sum over devices into another
-    sum over devices: the derivative 1 of each device's loss becomes 2 on both. So the devices get 2 * 1/2 = 1 and
-    2 * 3/2 = 3, whose mean is 2. A term without samples, such as a penalty on the parameters, has its whole
-    gradient on both devices, say 5 and 5, whose mean is 5.
+    both, and its gradient should be (1 + 3) / 2 = 2. In the backward pass, JAX turns the sum over devices into
+    another sum over devices: the derivative 1 of each device's loss becomes 2 on both. The devices therefore get
+    2 * 1/2 = 1 and 2 * 3/2 = 3, whose mean is 2. A term without samples, such as a penalty on the parameters, has
+    its whole gradient on both devices, say 5 and 5, whose mean is 5.
 
-    This holds under `pmap`; `shard_map` with `check_vma` differentiates such a sum otherwise. `.ci/run` compares
-    one device with two on the newest JAX, so that a version in which it no longer holds is noticed.
+    This holds under `pmap`. `shard_map` with `check_vma` differentiates such a sum in another way. `.ci/run`
+    compares one device with two on the newest JAX, in order to notice a version in which this no longer holds.
     """
     if shard.count == 1:
         return tree
@@ -145,8 +145,8 @@ class Epochs(NamedTuple):
 
     taken: jax.Array  # int32 []: epochs so far
     state: TrainState
-    total: Metrics  # sum of the epochs' metrics
-    approx_kl: jax.Array  # float32 []: mean of the newest epoch
+    total: Metrics  # sum of the metrics of all epochs
+    approx_kl: jax.Array  # float32 []: mean over the newest epoch
 
 
 def scan_epochs(
@@ -178,13 +178,13 @@ def scan_epochs(
         total = jax.tree.map(jnp.add, carry.total, means)
         return Epochs(carry.taken + 1, trained, total, means["approx_kl"])
 
-    def goes_on(carry: Epochs) -> jax.Array:
-        exceeded = carry.approx_kl > target_kl  # false for a NaN, at which the log ends the training
+    def continues(carry: Epochs) -> jax.Array:
+        exceeded = carry.approx_kl > target_kl  # false for a NaN, which ends the training when it is logged
         return (carry.taken < num_epochs) & ~exceeded
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     start = Epochs(jnp.zeros((), jnp.int32), state, zeros, zeros["approx_kl"])
-    end = lax.while_loop(goes_on, run_epoch, start)
+    end = lax.while_loop(continues, run_epoch, start)
     skipped = (num_epochs - end.taken) * steps
     metrics = jax.tree.map(lambda x: x / end.taken, end.total)
     return end.state, metrics | {"skipped_steps": skipped.astype(jnp.float32)}

@@ -1,24 +1,24 @@
 """PPO with random network distillation (Burda et al. 2018, arXiv:1810.12894): a reward for what is new.
 
-A predictor learns the features that a fixed random network, the target, gives each frame. Where frames are new its
-error is large, and the error is added to the reward:
+A predictor learns the features that a fixed random network, the target, computes for each frame. The error of the
+predictor is large where frames are new, and it is added to the reward:
 
     reward_t + intrinsic_reward * error_t / sqrt(running mean of error^2)
 
-The file replaces three parts of PPO. `init` adds the predictor to the parameters and draws the target; `prepare`
-adds the reward; `loss` trains the predictor with the policy: one optimiser, which clips both gradients together.
+The file replaces three parts of PPO. `init` adds the predictor to the parameters and draws the target. `prepare`
+adds the reward. `loss` trains the predictor together with the policy, so both gradients are clipped as one.
 
 Differences from the paper:
 
-- One value function, of the sum of both rewards. So both share one discount, `ppo.gamma` (the paper: 0.999, and
+- One value function learns the sum of both rewards, so both share one discount, `ppo.gamma` (the paper: 0.999, and
   0.99 for the intrinsic reward). Their return ends with the game, and by default with each life
-  (`env.life_loss_terminal`); the paper's intrinsic return ends with neither.
-- Dense networks on frames of 21x21 pixels in place of convolutions.
+  (`env.life_loss_terminal`), whereas the paper's intrinsic return ends with neither.
+- Target and predictor are dense networks on frames of 21x21 pixels instead of convolutional networks.
 - The error is divided by its running root mean square instead of the standard deviation of its discounted sums.
 - The statistics start with the first rollout and not with random play.
 - Every sample trains the predictor.
 
-An example of the interface: not tuned, and not compared with PPO on a game.
+The file is an example of the interface. It is not tuned, and was not compared with PPO on a game.
 """
 
 from dataclasses import replace
@@ -57,12 +57,12 @@ class Statistics(NamedTuple):
 
     updates: jax.Array  # int32 []: rollouts so far
     pixel: jax.Array  # [PIXELS]: mean of each pixel
-    pixel_square: jax.Array  # [PIXELS]: and of its square
+    pixel_square: jax.Array  # [PIXELS]: mean of the square of each pixel
     error_square: jax.Array  # []: mean of the squared prediction error
 
 
 class Extra(NamedTuple):
-    """What is kept between updates: `TrainState.extra`."""
+    """State that is kept between updates: `TrainState.extra`."""
 
     target: Any  # parameters of the target
     statistics: Statistics
@@ -72,7 +72,7 @@ class RNDSamples(NamedTuple):
     """Samples of the loss, [T, B, ...]."""
 
     ppo: Samples
-    pixels: jax.Array  # [T, B, PIXELS]: what a step led to, standardised
+    pixels: jax.Array  # [T, B, PIXELS]: the frame after each step, standardised
     target_features: jax.Array  # [T, B, FEATURES]: the output of the target
 
 
@@ -90,14 +90,14 @@ def prepare(
 ) -> tuple[TrainState, RNDSamples, Metrics]:
     """`Algorithm.prepare`: adds the intrinsic reward to a rollout, and updates the running statistics."""
     target, old = state.extra
-    # The weight of this rollout in the running means: 1 / n in rollout n (a plain mean) until that falls below
-    # 1 - decay, then 1 - decay.
+    # The weight of rollout n in the running means is 1 / n, as in a plain mean, until 1 / n falls below 1 - decay.
+    # From then on it is 1 - decay.
     share = jnp.maximum(1.0 - options.coefficients["decay"], 1.0 / (old.updates + 1))
 
     def running(before: jax.Array, now: jax.Array) -> jax.Array:
         return (1.0 - share) * before + share * now
 
-    # What each step led to: the newest frame of step t + 1, standardised pixel by pixel.
+    # The frame after each step, which is the newest frame of step t + 1, standardised pixel by pixel.
     pixels = downsample(as_images(rollout.frames[STACK:]))
     mean_of_each = jax.vmap(mean, in_axes=-1)
     pixel = running(old.pixel, mean_of_each(pixels))
@@ -119,7 +119,7 @@ def prepare(
 
 
 def loss(params: Any, apply: Apply, batch: Minibatch, options: PPOConfig) -> tuple[jax.Array, Metrics]:
-    """`Algorithm.loss`: PPO's, and the prediction error."""
+    """`Algorithm.loss`: the loss of PPO plus the prediction error."""
     samples = batch.samples
     loss_of_ppo, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), options)
     rnd_loss = batch.mean(prediction_error(params, samples.pixels, samples.target_features))
@@ -143,7 +143,7 @@ def embed(params: Any, pixels: jax.Array) -> jax.Array:
 
 
 COEFFICIENTS = FrozenDict(
-    intrinsic_reward=0.5,  # weight of the intrinsic reward, which first is scaled to a root mean square of 1
+    intrinsic_reward=0.5,  # weight of the intrinsic reward after its scaling to a root mean square of 1
     decay=0.99,  # weight of the past in the running means, per update
 )
 

@@ -1,13 +1,13 @@
 """PPO with the targets of V-trace (Espeholt et al. 2018, arXiv:1802.01561), for a policy that acts an update late.
 
-With `overlap = "update"` the parameters that acted are one update older than those that learn. V-trace corrects
-the targets for that. Without overlap its ratios are 1, up to rounding. With `max_rho` and `max_c` of at least 1
-its targets are then those of GAE, and its advantages differ only in how they use lambda.
+With `overlap = "update"`, the parameters that acted are one update older than the parameters that learn. V-trace
+corrects the targets for this lag. Without overlap, its ratios are 1 up to rounding. If `max_rho` and `max_c` are
+at least 1, its targets are then the targets of GAE, and its advantages differ only in how they use lambda.
 
-It replaces one part of PPO, `prepare`. Optimiser and loss are PPO's. The ratio in the loss is still that to the
-policy that acted, but V_old, around which the loss clips the value, comes from the parameters that learn.
+The file replaces one part of PPO, `prepare`. Optimiser and loss are PPO's. The ratio in the loss still compares
+with the policy that acted. V_old, around which the loss clips the value, comes from the parameters that learn.
 
-An example of the interface: not tuned, and not compared with PPO on a game.
+The file is an example of the interface. It is not tuned, and was not compared with PPO on a game.
 """
 
 import jax
@@ -33,11 +33,12 @@ def vtrace(
 
     Beyond a terminal step there is no value. Beyond a truncated step the value counts, and v_{t+1} is V_{t+1}.
 
-    The paper weights A_t with rho_t. PPO's loss does so with its ratio, so A_t itself has no weight here.
+    The paper weights A_t with rho_t. Here A_t has no weight, because PPO's loss weights it with its own ratio.
 
     Args:
         value: float32 [T + 1, B], V of the parameters that learn.
-        rho, c: float32 [T, B], truncated ratios pi / pi_old of the actions taken, c times lambda (remark 2).
+        rho, c: float32 [T, B], truncated ratios pi / pi_old of the actions taken. c is multiplied by lambda, as in
+            the paper's remark 2.
 
     Returns:
         v and A, float32 [T, B].
