@@ -4,7 +4,6 @@ A group lasts as long as its session and is made by `make_groups`. `rollout.py` 
 between two of them keeps its games.
 """
 
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps
 from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network
 
 # --- A group -----------------------------------------------------------------------------------------------------
@@ -136,60 +136,81 @@ class EnvGroup:
 # --- All groups of a session -------------------------------------------------------------------------------------
 
 
-def make_groups(
-    config: Config, placement: Placement, network_for: Callable[[int], Network], seed: int, first_step: int = 0
-) -> list[list[EnvGroup]]:
-    """All environments of a session, as `rollout.collect` takes them.
+def make_groups(config: Config, placement: Placement, seed: int, first_step: int = 0) -> list[list[EnvGroup]]:
+    """All environments of a session, as `rollout.collect` takes them, with one network for all.
 
     They are numbered 0 .. B-1. Each of the learner's devices has a block of consecutive numbers, which is divided
     among its groups.
 
-    Whoever calls it closes their pools. If a group cannot be made, the pools before it are closed here.
+    The caller closes the pools of the groups. If a group cannot be made, all pools are closed here.
 
     Args:
-        network_for: number of actions -> the network of the session, which is the same for all groups.
         seed: seed of the games.
         first_step: steps that each environment made before a resume that starts new games.
 
     Returns:
         For each of this process's learner devices, its groups.
     """
-    env = config.env
-    envs_per_device = env.num_envs // len(placement.learner)
-    size = envs_per_device // (env.num_groups or 1)
-    groups: list[list[EnvGroup]] = []
-    with ExitStack() as pools:
-        for learner, actor in zip(placement.local_learner, placement.actors, strict=True):
-            first_of_device = placement.learner.index(learner) * envs_per_device
-            on_device: list[EnvGroup] = []
-            for first_env in range(first_of_device, first_of_device + envs_per_device, size):
-                pool = _make_pool(config, size, seed=seed, first_env=first_env, first_step=first_step)
-                pools.callback(pool.close)
-                network = network_for(pool.num_actions)
-                group = EnvGroup(
-                    pool, network, device=actor, rules=env.rules, first_env=first_env, check=config.devices.check
+    with ExitStack() as exits:
+        pools = _make_pools(config, placement, seed, first_step, exits)
+        num_actions = pools[0][0].pool.num_actions
+        network = make_network(config.network, num_actions, *placement.device_classes)
+        groups = [
+            [
+                EnvGroup(
+                    pool,
+                    network,
+                    device=actor,
+                    rules=config.env.rules,
+                    first_env=first_env,
+                    check=config.devices.check,
                 )
-                on_device.append(group)
-            groups.append(on_device)
-        pools.pop_all()  # all groups are made: none is closed
+                for first_env, pool in on_device
+            ]
+            for on_device, actor in zip(pools, placement.actors, strict=True)
+        ]
+        exits.pop_all()  # all groups are made: no pool is closed
     return groups
 
 
-def _make_pool(config: Config, num_envs: int, *, seed: int, first_env: int, first_step: int) -> EnvPool:
-    """The emulators of a group, as the config describes them."""
+class _NumberedPool(NamedTuple):
+    first_env: int  # number of the first environment in the session
+    pool: EnvPool
+
+
+def _make_pools(
+    config: Config, placement: Placement, seed: int, first_step: int, exits: ExitStack
+) -> list[list[_NumberedPool]]:
+    """The emulators of a session: for each of this process's learner devices, those of its groups.
+
+    Args:
+        seed, first_step: as `make_groups` takes them.
+        exits: closes the pools.
+    """
     env = config.env
+    envs_per_device = env.num_envs // len(placement.learner)
+    size = envs_per_device // (env.num_groups or 1)
     anchor_steps = 0  # no record of the games
     if not config.unrecorded_reason:
         anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
-    return make_pool(
-        env.backend,
-        env.game_name,
-        num_envs,
-        seed=seed,
-        first_env=first_env,
-        num_threads=env.num_threads,
-        rules=env.rules,
-        anchor_steps=anchor_steps,
-        first_step=first_step,
-        gymnasium=env.gymnasium,
-    )
+    pools: list[list[_NumberedPool]] = []
+    for learner in placement.local_learner:
+        first_of_device = placement.learner.index(learner) * envs_per_device
+        on_device: list[_NumberedPool] = []
+        for first_env in range(first_of_device, first_of_device + envs_per_device, size):
+            pool = make_pool(
+                env.backend,
+                env.game_name,
+                size,
+                seed=seed,
+                first_env=first_env,
+                num_threads=env.num_threads,
+                rules=env.rules,
+                anchor_steps=anchor_steps,
+                first_step=first_step,
+                gymnasium=env.gymnasium,
+            )
+            exits.callback(pool.close)
+            on_device.append(_NumberedPool(first_env, pool))
+        pools.append(on_device)
+    return pools

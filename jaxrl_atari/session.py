@@ -346,8 +346,8 @@ def _make_session(
     """Makes a session from its parts.
 
     The order matters. A checkpoint of another network is refused before a game starts. The environments come
-    before the network, because they give the number of actions. The logs come after all that may fail on a wrong
-    option or a damaged checkpoint, because opening them truncates files.
+    before the learner, because they give the number of actions, which the network needs. The logs come after all
+    that may fail on a wrong option or a damaged checkpoint, because opening them truncates files.
 
     Args:
         seed: seed of the session.
@@ -368,18 +368,18 @@ def _make_session(
     resumed = checkpoints.resume() if resume else None
     arrays = None
     if resumed is not None:
-        network = network_for(resumed.meta["num_actions"])
-        arrays = resume_arrays(resumed, network, algorithm, options, device=placement.home)
+        saved_network = network_for(resumed.meta["num_actions"])
+        arrays = resume_arrays(resumed, saved_network, algorithm, options, device=placement.home)
         checkpoints.set_damaged_aside(resumed.damaged)
     progress = Progress(resumed.meta if resumed else {})
 
     # What plays, learns and evaluates.
-    make = partial(make_groups, config, placement, network_for)
+    make = partial(make_groups, config, placement)
     environments = start_environments(
         make, config.env, seed=seed, progress=progress, checkpoints=checkpoints, resumed=resumed, say=say
     )
     exits.callback(environments.close)
-    network = network_for(environments.num_actions)
+    network = environments.network
     advice = advice_for(environments.num_actions)
     if advice:
         say(advice)

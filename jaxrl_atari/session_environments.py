@@ -12,6 +12,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import reason
 from jaxrl_atari.groups import EnvGroup
+from jaxrl_atari.network_interface import Network
 from jaxrl_atari.output import say_traceback
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
 from jaxrl_atari.runs.early_runs import items_of
@@ -43,6 +44,11 @@ class SessionEnvironments:
     def num_actions(self) -> int:
         """Number of the game's actions."""
         return self.groups[0][0].pool.num_actions
+
+    @property
+    def network(self) -> Network:
+        """The network that acts in all of them."""
+        return self.groups[0][0].network
 
     def games_so_far(self) -> np.ndarray:
         """Return and env steps so far of each game in progress, float64 [B, 2]."""

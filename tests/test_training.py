@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 from fake_pools import Corridor
-from small_networks import FeedForward, make
 from small_training import Lines, change
 
 from jaxrl_atari import groups, ppo, rollout, session
@@ -262,8 +261,8 @@ def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
     assert (options.learning_rate, options.gae_lambda, options.gamma) == tuple(map(np.float32, (2.5e-4, 0.7, 0.9)))
 
 
-@pytest.mark.parametrize("fails", ["pool", "networks"])
-def test_pools_are_closed_where_a_later_one_cannot_be_made(fails, monkeypatch):
+@pytest.mark.parametrize(("fails", "pools"), [("pool", 1), ("network", 2)])
+def test_pools_are_closed_where_a_later_one_or_the_network_cannot_be_made(fails, pools, monkeypatch):
     made, closed = [], []
 
     class Pool(Corridor):
@@ -272,19 +271,18 @@ def test_pools_are_closed_where_a_later_one_cannot_be_made(fails, monkeypatch):
 
     def make_pool(backend, game, size, **options):
         if fails == "pool" and made:
-            raise OSError("no further process")
+            raise OSError("no pool")
         made.append(Pool(size, seed=0))
         return made[-1]
 
-    def network_for(num_actions):
-        if fails == "networks" and len(made) == 2:
-            raise OSError("no network")
-        return make(FeedForward, num_actions)[1]
+    def make_network(config, num_actions, *device_classes):
+        raise OSError("no network")
 
     monkeypatch.setattr(groups, "make_pool", make_pool)
-    with pytest.raises(OSError, match="no "):
-        groups.make_groups(change(SMALL, env={"num_groups": 2}), place(SMALL.devices), network_for, seed=0)
-    assert closed
+    monkeypatch.setattr(groups, "make_network", make_network)
+    with pytest.raises(OSError, match=f"no {fails}"):
+        groups.make_groups(change(SMALL, env={"num_groups": 2}), place(SMALL.devices), seed=0)
+    assert len(made) == pools
     assert set(closed) == set(made)
 
 
