@@ -149,7 +149,7 @@ class Minibatch(NamedTuple):
     mean: Mean
     """The mean over the minibatch, of x [N]."""
     key: jax.Array
-    """A random key for the loss. Each gradient step has another key on each device."""
+    """A random key for the loss. It differs from gradient step to gradient step, and from device to device."""
     extra: Any = ()
     """`TrainState.extra`, as `prepare` returned it."""
 
@@ -196,8 +196,8 @@ class Algorithm(NamedTuple):
                    update. All other options are plain Python values.
 
     The arguments are fixed. Numbers of your own come in `options.coefficients`. Arrays that last from one update
-    to the next are kept in `state.extra`, which `loss` gets as `batch.extra`. New inputs,
-    if the package adds any, will be fields of `rollout`, `batch` or `options`.
+    to the next are kept in `state.extra`, which `loss` gets as `batch.extra`. New inputs, if the package adds any,
+    will be fields of `rollout`, `batch` or `options`.
     """
 
     init: Callable[[Any, jax.Array], tuple[Any, Any]]

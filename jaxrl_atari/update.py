@@ -33,7 +33,7 @@ def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key:
 
     Args:
         params: parameters of the network.
-        key: for what `algorithm.init` draws.
+        key: for `algorithm.init`.
 
     Raises:
         ConfigError: `init` or `optimizer` returned what `algorithm_checks.py` refuses.
