@@ -1,4 +1,7 @@
-"""The environments of a session. Their games start anew or continue from a checkpoint; the next one saves them."""
+"""The environments of a session.
+
+Their games start anew or continue from a checkpoint. Each new checkpoint saves the games in progress.
+"""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +15,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import reason
 from jaxrl_atari.groups import EnvGroup
+from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.network_interface import Network
 from jaxrl_atari.output import say_traceback
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
@@ -112,7 +116,7 @@ def start_environments(
 ) -> SessionEnvironments:
     """Makes environments in which the games of a checkpoint continue if that is possible; else new games start.
 
-    If an error prevents it, and is not one that the user can correct, its traceback is printed.
+    Of several processes, either all continue their games or none does.
 
     Args:
         seed: seed of the session, from which that of new games derives.
@@ -127,16 +131,30 @@ def start_environments(
             game_seed = resumed.meta["game_seed"]
             # 0 steps so far: the games are played again from their start, which counts their steps.
             environments = SessionEnvironments(make(game_seed, 0), game_seed)
-            try:
-                environments.resume(*_saved_games(checkpoints, resumed))
+            why_new = _continue_games(environments, checkpoints, resumed)
+            if not why_new:
                 return environments
-            except Exception as error:  # a hostile item may raise any type; the pool checks every action
-                environments.close()
-                say_traceback(error)
-                why_new = reason(error)
+            environments.close()
         say(f"new games are started ({why_new})")
     game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
     return SessionEnvironments(make(game_seed, progress.steps_per_env), game_seed, why_new)
+
+
+def _continue_games(
+    environments: SessionEnvironments, checkpoints: Checkpoints, resumed: ResumedCheckpoint
+) -> str:
+    """Continues the games of a checkpoint. If a bug prevents it, the traceback is printed.
+
+    Returns:
+        Why they cannot continue, in this process or in another; empty if they do, in all processes.
+    """
+    why_new = ""
+    try:
+        environments.resume(*_saved_games(checkpoints, resumed))
+    except Exception as error:  # a hostile item may raise any type; the pool checks every action
+        say_traceback(error)
+        why_new = reason(error)
+    return next(filter(None, gather_items([why_new])), "")
 
 
 def _saved_games(

@@ -1,5 +1,6 @@
 """Two real processes that learn one session together, over gloo."""
 
+import shutil
 import signal
 import socket
 import subprocess
@@ -94,6 +95,34 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     steps = [int(row["env_steps"]) for row in read_csv(run_dir / "session_0" / "metrics.csv")]
     assert steps == sorted(set(steps))
     assert checkpoints.env_steps()[-1] == steps[-1] > 1_900
+
+
+CANNOT_CONTINUE = """
+import sys
+from jaxrl_atari import cli, groups, train
+
+def restore_games(*_):
+    raise LookupError("a bug")
+
+if sys.argv[-1] == "1":  # in one of the processes
+    groups.restore_games = restore_games
+cli.run(train.main)
+"""
+
+
+@pytest.mark.long
+def test_two_processes_continue_the_games_of_one_process_or_neither_does(tmp_path):
+    run_dir, copied = tmp_path / "run", tmp_path / "copied"
+    alone = python(*SMALL, "--run-dir", run_dir)
+    assert alone.returncode == 0, alone.stderr
+    shutil.copytree(run_dir, copied)
+    resume = ("--total-env-steps", 1536, "--resume")
+    leader, _ = together("-m", "jaxrl_atari.train", *resume, run_dir)
+    assert "new games are started" not in leader
+    leader, follower = together("-c", CANNOT_CONTINUE, *resume, copied)
+    assert "session 0  new games are started (LookupError: a bug)" in leader
+    assert "Traceback" not in leader
+    assert "LookupError: a bug" in follower
 
 
 def refused(children):
