@@ -1,14 +1,13 @@
 """Slots: the devices of this machine on which sessions train, in turn."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.config import Config
 from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
 from jaxrl_atari.hardware.choice import choose_devices, divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
-from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
 
 
@@ -27,16 +26,20 @@ class SlotPlan(NamedTuple):
 
     @property
     def needs_processes(self) -> bool:
-        """Whether each session needs a process of its own.
-
-        It does where sessions run side by side, and where a session may see only some of the GPUs. The only
-        session of a trial uses the first GPUs without that (`limit_jax`), unless CUDA_OFFSET gives it others.
-        """
+        """Whether each session needs a process of its own: see the table of `plan_slots`."""
         return self.parallel > 1 or bool(self.slots[0].variables)
 
 
 def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> SlotPlan:
     """Plans where sessions are trained: on the GPUs in turn, or on the CPU.
+
+    | the sessions train | in processes of their own | whose environment gets |
+    |---|---|---|
+    | one after the other, on the CPU | no | |
+    | one after the other, on the GPUs that a session takes if it sees all | no | |
+    | in turn on several blocks of GPUs, or on one that CUDA_OFFSET moves | yes | the GPUs of the block |
+    | side by side | yes | also a share of the threads of emulators |
+    | side by side on the same GPUs | yes | also a share of their memory |
 
     Args:
         sessions: number of sessions in the trial or suite.
@@ -46,41 +49,29 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
-    division = divide_gpus(config.devices)
+    devices = config.devices
+    division = divide_gpus(devices)
     blocks = division.blocks[:sessions]
     parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
     sharing = math.ceil(parallel / len(blocks))
-    # `limit_jax` gives a session these GPUs where it sees all, as it has to if an option names a GPU by its index.
-    by_itself = choose_devices(config.devices).used
-    hides_others = blocks != [by_itself]
-    slots = [_slot(config.devices, block, division.why, hides_others, sharing) for block in blocks]
-    if parallel > 1:
-        threads = {DEFAULT_THREADS_VARIABLE: str(max(1, emulator_cores() // parallel))}
-        slots = [slot._replace(variables={**slot.variables, **threads}) for slot in slots]
+    # A session that sees all GPUs limits itself to those that it uses (`limit_jax`). If an option names a GPU by
+    # its index, the session must see all, or the index would mean another GPU.
+    chosen = choose_devices(devices)
+    finds_its_gpus = len(blocks) == 1 and set(blocks[0]) == set(chosen.used)
+    slots = []
+    for block in blocks:
+        gpus = [chosen.gpus[index] for index in block]
+        text = f"on GPU {','.join(map(str, block))}" if gpus else "on CPU"
+        variables = {}
+        if not finds_its_gpus:
+            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
+        if parallel > 1:
+            variables[DEFAULT_THREADS_VARIABLE] = str(max(1, emulator_cores() // parallel))
+        fraction = None
+        if gpus and sharing > 1:
+            fraction = memory_fraction(devices, sharing, min(gpu.memory for gpu in gpus))
+        if fraction is not None:
+            variables[FRACTION_VARIABLE] = str(fraction)
+            text += f", {fraction:.0%} of its memory"
+        slots.append(Slot(f"{text} ({division.why})", variables))
     return SlotPlan(slots, parallel)
-
-
-def _slot(devices: DevicesConfig, block: Sequence[int], why: str, hides_others: bool, sharing: int) -> Slot:
-    """Makes the slot of a block of GPUs, or of the CPU.
-
-    Args:
-        block: one of those of `divide_gpus`.
-        why: why sessions get these devices.
-        hides_others: whether sessions see only the GPUs of the block.
-        sharing: number of sessions that train there at a time.
-    """
-    if not block:
-        return Slot(f"on CPU ({why})", {})
-    visible = visible_gpus().gpus
-    gpus = [visible[index] for index in block]
-    where = f"GPU {','.join(map(str, block))}"
-    variables = {}
-    if hides_others and len(gpus) < len(visible):
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
-    fraction = None
-    if sharing > 1:
-        fraction = memory_fraction(devices, sharing, min(gpu.memory for gpu in gpus))
-    if fraction is not None:
-        where += f", {fraction:.0%} of its memory"
-        variables[FRACTION_VARIABLE] = str(fraction)
-    return Slot(f"on {where} ({why})", variables)
