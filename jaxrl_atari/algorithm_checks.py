@@ -15,7 +15,7 @@ import optax.contrib
 from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import ConfigError, require
-from jaxrl_atari.network_interface import form_of
+from jaxrl_atari.network_functions import shape_and_type
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
 """Names of the metrics of `update` itself. No algorithm may return a metric with one of them."""
@@ -118,7 +118,7 @@ def shapes_and_types(tree: Any) -> dict[str, str]:
 
 def described(x: Any) -> str:
     """A value in messages: `float32[64]` for an array, the name of its class otherwise."""
-    return form_of(x) if is_array(x) else type(x).__name__
+    return shape_and_type(x) if is_array(x) else type(x).__name__
 
 
 def is_array(x: Any) -> bool:

@@ -6,15 +6,8 @@ import jax
 from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import require
-from jaxrl_atari.network_interface import (
-    Outputs,
-    apply_module,
-    empty_observation,
-    init_params,
-    initial_carry,
-    is_recurrent,
-    make_module,
-)
+from jaxrl_atari.network_functions import apply_module, empty_observation, init_params, initial_carry, make_module
+from jaxrl_atari.network_interface import Outputs, is_recurrent
 
 
 def check_names_and_minibatches(config: Config, devices: int = 1) -> None:

@@ -1,4 +1,4 @@
-"""A convolution with gradients that are fast on a CPU. `layers.Conv` uses it where its `for_cpu` is true.
+"""A convolution with gradients that are fast on a CPU. `layers.Conv` uses it under `gradients_for_cpus(True)`.
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
 naive loops (https://github.com/jax-ml/jax/issues/12868). With them, two gradient steps of `impala` took about 20

@@ -1,8 +1,8 @@
 """`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
 
-A network has a field `for_cpu`, which it passes to its layers as it does `dtype`; `network_forms.py` sets both.
-Where it is true, the gradients of a `Conv` are those of `cpu_convolution.py`, and `in_chunks` computes a few
-samples at a time. Where it is false, as on a GPU, a `Conv` is a plain convolution, and nothing is cut.
+Both read `gradients_for_cpus`, which `network_forms.py` sets while a network is applied. Where it is true, the
+gradients of a `Conv` are those of `cpu_convolution.py`, and `in_chunks` computes a few samples at a time. Where it
+is false, as on a GPU, a `Conv` is a plain convolution, and nothing is cut.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,13 @@ CHUNK = 32
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop: XLA runs them in parallel."""
 
+gradients_for_cpus = jax.make_user_context(False)
+"""Whether convolutions have the gradients for CPUs: `with gradients_for_cpus(True):`.
+
+They change numbers by rounding alone. The value is part of the key of JAX's caches, so a function that was
+compiled with one value is compiled anew for the other.
+"""
+
 PADDINGS = ("SAME", "SAME_LOWER", "VALID")
 """Paddings of a `Conv`. Those of `nn.Conv` by numbers of pixels can be had with `jnp.pad` before it."""
 
@@ -30,7 +37,7 @@ class Conv(nn.Module):
     """The part of `nn.Conv` that networks of images need: equal strides, no dilation, no groups, always a bias.
 
     Its parameters are those of `nn.Conv`, in float32: `kernel` [height, width, C, features] and `bias` [features].
-    A torso of such layers is fastest on a CPU within `in_chunks`. `for_cpu` changes numbers by rounding alone.
+    A torso of such layers is fastest on a CPU within `in_chunks`.
     """
 
     features: int
@@ -40,8 +47,6 @@ class Conv(nn.Module):
     kernel_init: Callable = nn.initializers.lecun_normal()
     dtype: Any = jnp.float32
     """Type of the arithmetic; the bias is added in float32."""
-    for_cpu: bool = False
-    """Whether the gradients are those for CPUs."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -73,7 +78,7 @@ class Conv(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         above_below, left_right = lax.padtype_to_pads(x.shape[-3:-1], size, strides, self.padding)
         pads = (above_below, left_right)
-        if self.for_cpu:
+        if gradients_for_cpus.value:
             scaled = kernel / 255 if pixels else kernel
             y: jax.Array = cpu_convolution(x, scaled, strides[0], pads, jnp.dtype(self.dtype))
             return y + bias
@@ -83,14 +88,14 @@ class Conv(nn.Module):
 
 
 def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax.Array) -> jax.Array:
-    """`torso(x)`; where `module.for_cpu` is true, in chunks of at most `CHUNK` samples.
+    """`torso(x)`; with the gradients for CPUs, in chunks of at most `CHUNK` samples.
 
     Args:
         torso: a function of each sample alone, which uses layers of `module`.
-        module: the module in whose `__call__` this is, with a field `for_cpu`; without one, nothing is cut.
+        module: the module in whose `__call__` this is.
         x: images [N, H, W, C].
     """
-    count = -(-len(x) // CHUNK) if getattr(module, "for_cpu", False) else 1
+    count = -(-len(x) // CHUNK) if gradients_for_cpus.value else 1
     if count == 1:
         return torso(x)
 

@@ -129,7 +129,7 @@ class Learner:
         return float(jax.device_get(_norm(self.params)))
 
     def acting_params(self) -> list[Any]:
-        """What each actor acts with in the next rollout: on its device, in the form of `Network.acting_params`."""
+        """What each actor acts with in the next rollout: on its device, in the form of `Network.for_acting`."""
         return self._to_actors(
             [self._parallel.local_part(self._state.params, index) for index in range(len(self._actor_devices))]
         )
@@ -137,7 +137,7 @@ class Learner:
     def _to_actors(self, params: Sequence[Any]) -> list[Any]:
         """Puts each actor's parameters, which may lie on any device, on its own: what `acting_params` returns."""
         moved = map(jax.device_put, params, self._actor_devices)
-        return [self._network.acting_params(each) for each in moved]
+        return [self._network.for_acting(each) for each in moved]
 
     def checkpoint_items(self) -> dict[str, Any]:
         """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""

@@ -1,7 +1,7 @@
 """What would make a network faster on the devices of a session: one line for the terminal.
 
-On a CPU, XLA's own gradients of convolutions are slow (`cpu_convolution.py`), and those of layers are slower than
-features by hand (`fast/`). Nothing here changes what a network computes.
+On a CPU, XLA's own gradients of convolutions are slow (`cpu_convolution.py`), and layers are slower than features
+by hand (`fast/`). Nothing here changes what a network computes.
 """
 
 from functools import partial
@@ -11,12 +11,14 @@ import flax.linen as nn
 import jax
 
 from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.fast import by_hand
-from jaxrl_atari.fast.comparison import why_not_by_hand
+from jaxrl_atari.fast.substitution import why_not_by_hand
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import Conv
 from jaxrl_atari.network_forms import CPUS, compute_dtype, form_of
-from jaxrl_atari.network_interface import init_params, make_module
+from jaxrl_atari.network_functions import init_params, make_module
+from jaxrl_atari.networks import NatureFeatures
+
+NATURE = {"nature", "nature_lstm"}
+"""Names of the networks that are shipped with features by hand. An edit of one may lose them."""
 
 
 def network_advice(
@@ -37,36 +39,32 @@ def network_advice(
             f"network.conv = {config.conv}: a GPU learns or acts, and the gradients of jaxrl_atari.layers.Conv are"
             " those for CPUs all the same; plain has those of the GPU"
         )
-    # The form by hand computes the layers of `KERNELS`, whatever layers the module has for them.
-    slow = [layer for layer in slow_convolutions(module) if form == "layers" or layer not in by_hand.KERNELS]
+    called = modules_called(module)
+    slow = [path for path, layer in called if issubclass(layer, nn.Conv)]
     if slow:
         return (
             f"{type(module).__name__}: the gradients of {', '.join(slow)} are many times slower on a CPU than"
-            " those of jaxrl_atari.layers.Conv(..., for_cpu=self.for_cpu); see docs/idea.md, A network"
+            " those of jaxrl_atari.layers.Conv; see docs/idea.md, A network"
         )
-    if form == "layers" and config.conv != "layers" and hasattr(module, "features_by_hand"):
-        return (
-            f"{why_not_by_hand(module)}: training is slower than with {by_hand.__name__}, which computes the"
-            f" features as shipped; {by_hand.__package__} says how much"
-        )
+    could_be_by_hand = config.name in NATURE or any(issubclass(layer, NatureFeatures) for _, layer in called)
+    if form == "layers" and config.conv != "layers" and could_be_by_hand:
+        why = why_not_by_hand(module)
+        return f"{why}: training is slower than with the features as shipped; see docs/idea.md, A network"
     return ""
 
 
-def slow_convolutions(module: nn.Module) -> list[str]:
-    """Paths of a network's layers whose gradients are slow on a CPU, even if `for_cpu` is true.
+def modules_called(module: nn.Module) -> list[tuple[str, type[nn.Module]]]:
+    """The modules that a network calls, in the order of their first calls, and each once: path and class.
 
-    They are flax's own `nn.Conv`, and a `layers.Conv` to which the network does not pass its `for_cpu`. A path
-    leads to a layer's parameters: `ResidualBlock_0/Conv_1`. A layer that is called twice is listed once.
+    A path leads to the parameters: `ResidualBlock_0/Conv_1`.
     """
-    found: dict[str, None] = {}  # a set that keeps the order
+    found: dict[tuple[str, type[nn.Module]], None] = {}  # a set that keeps the order
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        layer = context.module
-        if isinstance(layer, nn.Conv) or (isinstance(layer, Conv) and not layer.for_cpu):
-            found["/".join(layer.path)] = None
+        if context.method_name == "__call__":
+            found["/".join(context.module.path), type(context.module)] = None
         return call(*args, **kwargs)
 
-    for_cpu = module.clone(for_cpu=True) if hasattr(module, "for_cpu") else module
     with nn.intercept_methods(note):
-        jax.eval_shape(partial(init_params, for_cpu), jax.random.key(0))
+        jax.eval_shape(partial(init_params, module), jax.random.key(0))
     return list(found)

@@ -6,20 +6,20 @@ A network is written as a flax module (`networks.py`). The rest of the package g
 
 `hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
-    form        computed by
-    plain       the module as it is written: its layers, with XLA's gradients
-    layers      the module with `for_cpu`, if it has this field: its layers, with the gradients for CPUs
-    by_hand     the module as in `layers`, but `fast/` computes its features (`networks.NatureFeatures`)
+    form        features                             gradients of each `layers.Conv`
+    plain       layers of the module                 XLA's
+    layers      layers of the module                 those for CPUs (`layers.gradients_for_cpus`)
+    by_hand     `fast/`, in place of the layers      those for CPUs, where other layers are convolutions
 
 The option `network.conv` names one of them, or is `auto`: `by_hand` where only CPUs learn and act, and `plain`
-elsewhere. A network gets the form `layers` in place of `by_hand` where it cannot have that: it does not use
-`NatureFeatures`, somebody has edited that module, or a GPU learns or acts (`form_of`). A session then says what
+elsewhere. A network gets the form `layers` in place of `by_hand` where it cannot have that (`form_of`): it does
+not use `networks.NatureFeatures`, somebody has edited that module, or a GPU learns or acts. A session says what
 would be faster (`network_advice.py`).
 """
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -27,10 +27,12 @@ import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.fast import by_hand
-from jaxrl_atari.fast.comparison import features_by_hand, why_not_by_hand
+from jaxrl_atari.fast.substitution import apply_by_hand, why_not_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.network_interface import Network, apply_module, init_params, initial_carry, make_module
+from jaxrl_atari.layers import gradients_for_cpus
+from jaxrl_atari.network_functions import apply_module, init_params, initial_carry, make_module
+from jaxrl_atari.network_interface import Apply, Network, Observation, Outputs
 
 BFLOAT16_CPUS: set[DeviceClass] = {"bfloat16 cpu", "amx cpu"}
 """The classes of CPUs that multiply bfloat16."""
@@ -64,24 +66,35 @@ def make_network(
 
 @cache
 def _network_of(module: nn.Module, config: NetworkConfig, device_classes: tuple[DeviceClass, ...]) -> Network:
-    """The network of a module, whose `dtype` and `for_cpu` are set here.
+    """The network of a module, whose `dtype` is set here.
 
     The module is a key of the cache, so that another one, registered later under its name, gets its own network.
     """
     dtype = compute_dtype(config, device_classes)
     module = module.clone(dtype=dtype)
-    form = form_of(module, config, device_classes)
-    if form != "plain" and hasattr(module, "for_cpu"):
-        module = module.clone(for_cpu=True)
     network = Network(
         init=partial(init_params, module),
         apply=partial(apply_module, module),
         layout=PLAIN,
-        acting_params=lambda params: params,
+        for_acting=lambda params: params,
         dtype=dtype,
         initial_carry=partial(initial_carry, module),
     )
-    return _with_features_by_hand(network, module, device_classes[0]) if form == "by_hand" else network
+    form = form_of(module, config, device_classes)
+    if form == "by_hand":
+        chunk = by_hand.chunk_size(device_classes[0], dtype)
+        network = network._replace(
+            apply=partial(apply_by_hand, module, chunk),
+            layout=BLOCKED,
+            for_acting=jax.jit(partial(by_hand.for_acting, dtype=dtype)),
+        )
+    return network if form == "plain" else network._replace(apply=partial(_apply_for_cpus, network.apply))
+
+
+def _apply_for_cpus(apply: Apply, params: Any, observation: Observation) -> Outputs:
+    """An `Apply` in which each `layers.Conv` has the gradients for CPUs."""
+    with gradients_for_cpus(True):
+        return apply(params, observation)
 
 
 def form_of(module: nn.Module, config: NetworkConfig, device_classes: Sequence[DeviceClass]) -> Form:
@@ -95,8 +108,7 @@ def form_of(module: nn.Module, config: NetworkConfig, device_classes: Sequence[D
     wanted: Form = auto if config.conv == "auto" else config.conv
     if wanted != "by_hand":
         return wanted
-    can_be = only_cpus and hasattr(module, "features_by_hand") and not why_not_by_hand(module)
-    return "by_hand" if can_be else "layers"
+    return "by_hand" if only_cpus and not why_not_by_hand(module) else "layers"
 
 
 def compute_dtype(config: NetworkConfig, device_classes: Sequence[DeviceClass]) -> jnp.dtype:
@@ -111,19 +123,3 @@ def compute_dtype(config: NetworkConfig, device_classes: Sequence[DeviceClass]) 
         return jnp.dtype(config.compute_dtype)
     in_bfloat16 = BFLOAT16_CPUS.issuperset(device_classes) and config.conv != "plain"
     return jnp.dtype("bfloat16" if in_bfloat16 else "float32")
-
-
-def _with_features_by_hand(network: Network, module: nn.Module, device_class: DeviceClass) -> Network:
-    """A network with features of `fast/`, in chunks that suit the class of device.
-
-    Args:
-        network: of the module.
-    """
-    chunk = by_hand.chunk_size(device_class, network.dtype)
-    compute = partial(by_hand.features, dtype=network.dtype, chunk=chunk)
-    features = features_by_hand(compute, network.dtype)
-    return network._replace(
-        apply=partial(apply_module, module.clone(features_by_hand=features)),
-        layout=BLOCKED,
-        acting_params=jax.jit(partial(by_hand.acting_params, dtype=network.dtype)),
-    )

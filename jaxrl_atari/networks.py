@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.layers import Conv, in_chunks
-from jaxrl_atari.network_interface import FeaturesByHand, Outputs
+from jaxrl_atari.network_interface import Outputs
 
 # --- Layers ------------------------------------------------------------------------------------------------------
 
@@ -50,10 +50,10 @@ def heads(features: jax.Array, num_actions: int, carry: Any = ()) -> Outputs:
 # --- Feed-forward ------------------------------------------------------------------------------------------------
 
 
-def nature_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
+def nature_torso(x: jax.Array, dtype: Any) -> jax.Array:
     """The three convolutions of Mnih et al. 2015: uint8 [N, 84, 84, 4] -> float32 [N, 7, 7, 64]."""
     init = nn.initializers.orthogonal(2**0.5)
-    conv = partial(Conv, padding="VALID", kernel_init=init, dtype=dtype, for_cpu=for_cpu)
+    conv = partial(Conv, padding="VALID", kernel_init=init, dtype=dtype)
     x = nn.relu(conv(32, (8, 8), 4, name="conv1")(x))
     x = nn.relu(conv(64, (4, 4), 2, name="conv2")(x))
     return nn.relu(conv(64, (3, 3), 1, name="conv3")(x))
@@ -62,35 +62,31 @@ def nature_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
 class NatureFeatures(nn.Module):
     """The convolutions and the dense layer of Mnih et al. 2015: stacks -> features.
 
-    Most of the arithmetic of `nature` and `nature_lstm` is here. Where only CPUs learn and act, `by_hand` computes
-    the same features faster, from the same parameters (`fast/`). If you edit this module or one of its layers, the
-    layers run there too, and a line at the start of the session says so.
+    Most of the arithmetic of `nature` and `nature_lstm` is here. Where only CPUs learn and act, `fast/` computes
+    the same features faster, from the same parameters. If you edit this module or one of its layers, your edit
+    runs there too, and a line at the start of the session says that training is slower.
 
     A network uses it by `nature_features`.
     """
 
     dtype: Any = jnp.float32
-    for_cpu: bool = False
-    by_hand: FeaturesByHand | None = None
 
     @nn.compact
-    def __call__(self, stacks: Any) -> jax.Array:
-        """What the network was called with, uint8 [N, 84, 84, 4] or `HiddenStacks` -> float32 [N, 512]."""
-        if self.by_hand is not None:
-            return self.by_hand(self, stacks.array)
-        torso = partial(nature_torso, dtype=self.dtype, for_cpu=self.for_cpu)
-        return hidden_layer(in_chunks(torso, self, stacks), 512, self.dtype)
+    def __call__(self, stacks: jax.Array) -> jax.Array:
+        """uint8 [N, 84, 84, 4] -> float32 [N, 512]."""
+        x = in_chunks(partial(nature_torso, dtype=self.dtype), self, stacks)
+        return hidden_layer(x, 512, self.dtype)
 
 
-def nature_features(network: Any, stacks: Any) -> jax.Array:
+def nature_features(network: Any, stacks: jax.Array) -> jax.Array:
     """`NatureFeatures` as a part of a network: stacks -> float32 [N, 512].
 
     Args:
-        network: the module in whose `__call__` this is. Its fields `dtype`, `for_cpu` and `features_by_hand` are
-            those of the features, and the layers `conv1`, `conv2`, `conv3` and `dense` become its own.
+        network: the module in whose `__call__` this is. The features have its `dtype`, and their layers `conv1`,
+            `conv2`, `conv3` and `dense` become its own.
         stacks: what the network was called with, unchanged.
     """
-    features = NatureFeatures(network.dtype, network.for_cpu, network.features_by_hand)
+    features = NatureFeatures(network.dtype)
     nn.share_scope(network, features)  # no prefix before the names of the layers
     return features(stacks)
 
@@ -104,8 +100,6 @@ class NatureActorCritic(nn.Module):
 
     num_actions: int
     dtype: Any = jnp.float32
-    for_cpu: bool = False
-    features_by_hand: FeaturesByHand | None = None
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
@@ -113,13 +107,13 @@ class NatureActorCritic(nn.Module):
         return heads(nature_features(self, stacks), self.num_actions)
 
 
-def impala_torso(x: jax.Array, dtype: Any, for_cpu: bool) -> jax.Array:
+def impala_torso(x: jax.Array, dtype: Any) -> jax.Array:
     """The 15 convolutions of Espeholt et al. 2018: uint8 [N, 84, 84, 4] -> float32 [N, 11, 11, 32]."""
 
     def conv(channels: int, x: jax.Array) -> jax.Array:
         """The next convolution, of 3x3 pixels: flax names them Conv_0 to Conv_14."""
         init = nn.initializers.orthogonal(2**0.5)
-        return Conv(channels, kernel_init=init, dtype=dtype, for_cpu=for_cpu)(x)
+        return Conv(channels, kernel_init=init, dtype=dtype)(x)
 
     for channels in (16, 32, 32):
         x = nn.max_pool(conv(channels, x), (3, 3), strides=(2, 2), padding="SAME")
@@ -140,13 +134,11 @@ class ImpalaActorCritic(nn.Module):
 
     num_actions: int
     dtype: Any = jnp.float32
-    for_cpu: bool = False
 
     @nn.compact
     def __call__(self, stacks: jax.Array) -> Outputs:
         """uint8 [N, 84, 84, 4] -> logits float32 [N, A], value float32 [N]."""
-        torso = partial(impala_torso, dtype=self.dtype, for_cpu=self.for_cpu)
-        x = in_chunks(torso, self, stacks)
+        x = in_chunks(partial(impala_torso, dtype=self.dtype), self, stacks)
         return heads(hidden_layer(x, 256, self.dtype), self.num_actions)
 
 
@@ -196,8 +188,6 @@ class NatureLSTM(nn.Module):
 
     num_actions: int
     dtype: Any = jnp.float32
-    for_cpu: bool = False
-    features_by_hand: FeaturesByHand | None = None
     units: int = 256
 
     def initial_carry(self, num_envs: int) -> Any:

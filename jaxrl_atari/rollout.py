@@ -161,7 +161,7 @@ class RolloutInProgress:
         group: its environments. The rollout carries their state on, in each step (`EnvGroup.advance`) and at the
             end (`EnvGroup.finish_rollout`). So a group has one rollout at a time.
         key: the source of its actions.
-        params: what `Network.acting_params` returned, on the group's device.
+        params: what `Network.for_acting` returned, on the group's device.
         length: T.
     """
 
@@ -313,7 +313,7 @@ def act(
     """One step of the policy: stores the newest frames and samples an action for each environment.
 
     Args:
-        params: what `network.acting_params` returned.
+        params: what `network.for_acting` returned.
         buffer: it is consumed.
         frame: uint8 [B, 84, 84].
         first: bool [B], true where the frame starts a game.

@@ -10,7 +10,8 @@ from threadpoolctl import threadpool_limits
 from jaxrl_atari.algorithm import Algorithm, TrainState
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
-from jaxrl_atari.network_interface import Network, init_params, make_module
+from jaxrl_atari.network_functions import init_params, make_module
+from jaxrl_atari.network_interface import Network
 from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
 from jaxrl_atari.update import init_train_state
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.frames import PLAIN
-from jaxrl_atari.network_interface import Network, apply_module, init_params, initial_carry
+from jaxrl_atari.network_functions import apply_module, init_params, initial_carry
+from jaxrl_atari.network_interface import Network
 from jaxrl_atari.networks import dense, heads, lstm
 
 
@@ -48,7 +49,7 @@ def make(network, num_actions, seed=0):
         init=partial(init_params, module),
         apply=partial(apply_module, module),
         layout=PLAIN,
-        acting_params=lambda params: params,
+        for_acting=lambda params: params,
         dtype=jnp.dtype("float32"),
         initial_carry=partial(initial_carry, module),
     )

@@ -17,7 +17,7 @@ from fake_pools import Corridor, FakePool, group_of
 from small_networks import FeedForward, Recurrent, make
 from small_training import first_arrays
 
-from jaxrl_atari import network_interface, register_algorithm, register_network
+from jaxrl_atari import network_functions, register_algorithm, register_network
 from jaxrl_atari.algorithm import Mean, Shard, as_numbers, find_algorithm, resolved_options
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
@@ -147,13 +147,13 @@ def test_a_part_that_is_not_hashable():
 def test_a_network_that_cannot_be_made(network, message):
     register_network("own", network)
     with pytest.raises(ConfigError, match=f"network.name = 'own': expected a flax.linen.Module .*; .*{message}"):
-        network_interface.make_module(NetworkConfig(name="own"), 4, jnp.float32)
+        network_functions.make_module(NetworkConfig(name="own"), 4, jnp.float32)
 
 
 def test_a_network_with_a_field_of_its_own():
     register_network("own", partial(Sized, sizes=(7,)))
-    module = network_interface.make_module(NetworkConfig(name="own"), 4, jnp.float32)
-    assert network_interface.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
+    module = network_functions.make_module(NetworkConfig(name="own"), 4, jnp.float32)
+    assert network_functions.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
 
 
 @pytest.mark.long

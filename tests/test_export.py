@@ -31,7 +31,8 @@ from jaxrl_atari.export.programs import NumPyOutputs, largest_difference, run_ja
 from jaxrl_atari.export.readme import score_lines, start_of_game
 from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation, apply_module, init_params, initial_carry, make_module
+from jaxrl_atari.network_functions import apply_module, init_params, initial_carry, make_module
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import read_json, write_json

@@ -13,7 +13,7 @@ from fake_pools import Corridor, group_of
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import init_params, make_module
+from jaxrl_atari.network_functions import init_params, make_module
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.writers import Writer

@@ -21,7 +21,7 @@ from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.fast import by_hand
-from jaxrl_atari.fast.comparison import features_by_hand
+from jaxrl_atari.fast.substitution import apply_by_hand
 from jaxrl_atari.frames import (
     BLOCKED,
     PLAIN,
@@ -32,10 +32,11 @@ from jaxrl_atari.frames import (
     map_images,
 )
 from jaxrl_atari.groups import first_rollout_start
-from jaxrl_atari.layers import Conv, in_chunks
+from jaxrl_atari.layers import Conv, gradients_for_cpus, in_chunks
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation, Outputs, apply_module, init_params, make_module
+from jaxrl_atari.network_functions import apply_module, init_params, make_module
+from jaxrl_atari.network_interface import Observation, Outputs
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
 from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
@@ -124,7 +125,7 @@ def test_acting(name):
     carry = network.initial_carry(2)
     empty = begin_rollout(first_rollout_start(2, network.layout.shape, carry), 1)
     key, env_numbers = jax.random.key(0), jnp.arange(2)
-    buffer, action = act(network, network.acting_params(params), empty, frame, np.ones(2, bool), key, env_numbers)
+    buffer, action = act(network, network.for_acting(params), empty, frame, np.ones(2, bool), key, env_numbers)
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = arrange_stacks(network.layout, jnp.stack([frame] * 4, axis=-1))  # where games begin
     outputs = jax.jit(network.apply)(params, Observation(stacks, jnp.ones(2, bool), carry))
@@ -176,15 +177,19 @@ def nature(params, stacks):
 
 def shipped(name, dtype="float32", conv="plain"):
     """`name` as its module computes it; `layers`: with gradients for CPUs."""
-    module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype)).clone(for_cpu=conv == "layers")
-    return lambda params, stacks: apply_module(module, params, Observation(stacks))[:2]
+    module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype))
+
+    def outputs(params, stacks):
+        with gradients_for_cpus(conv == "layers"):
+            return apply_module(module, params, Observation(stacks))[:2]
+
+    return outputs
 
 
 def products(chunk, dtype="float32"):
     """The Nature network with features of `fast/by_hand.py`, on stacks of images."""
-    features = features_by_hand(partial(by_hand.features, dtype=jnp.dtype(dtype), chunk=chunk), dtype)
-    module = NatureActorCritic(ACTIONS, jnp.dtype(dtype), features_by_hand=features)
-    return lambda params, x: apply_module(module, params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))))[:2]
+    apply = partial(apply_by_hand, NatureActorCritic(ACTIONS, jnp.dtype(dtype)), chunk)
+    return lambda params, x: apply(params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))))[:2]
 
 
 def gradients_and_outputs(apply):
@@ -229,11 +234,9 @@ def test_outputs_and_gradients_equal_those_of_other_layers(apply, oracle, n, at_
 
 
 class ImpalaTorso(nn.Module):
-    for_cpu: bool
-
     @nn.compact
     def __call__(self, stacks):
-        return networks.impala_torso(stacks, jnp.float64, self.for_cpu)
+        return networks.impala_torso(stacks, jnp.float64)
 
 
 DRAWS = 5
@@ -243,11 +246,12 @@ DRAWS = 5
 def test_gradients_of_impala_for_cpus_are_those_of_plain_layers():
     """In float64, in every draw: no two numbers of a max pooling are equal up to rounding there."""
     with jax.enable_x64(True):
-        params = ImpalaTorso(False).init(jax.random.key(0), random_stacks(1))["params"]
+        params = ImpalaTorso().init(jax.random.key(0), random_stacks(1))["params"]
 
         def gradients(for_cpu):
             def loss(params, stacks):
-                y = ImpalaTorso(for_cpu).apply({"params": params}, stacks)
+                with gradients_for_cpus(for_cpu):
+                    y = ImpalaTorso().apply({"params": params}, stacks)
                 return (y * jnp.linspace(-1, 2, y.size).reshape(y.shape)).mean()
 
             gradient = jax.jit(jax.grad(loss))
@@ -315,7 +319,7 @@ def test_initialisation():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_acting_params_change_no_bit_of_the_outputs(dtype):
     params, run = perturbed(first_params("nature")), jax.jit(products(32, dtype))
-    prepared = by_hand.acting_params(params, jnp.dtype(dtype))
+    prepared = by_hand.for_acting(params, jnp.dtype(dtype))
     assert prepared["dense"]["kernel"].dtype == dtype
     jax.tree.map(np.testing.assert_array_equal, run(prepared, random_stacks(16)), run(params, random_stacks(16)))
 
@@ -373,7 +377,7 @@ def one_more_layer(self, stacks):
 
 def sharper_on_cpus(self, stacks):
     outputs = NatureActorCritic.__call__(self, stacks)
-    return outputs._replace(logits=1.1 * outputs.logits) if self.for_cpu else outputs
+    return outputs._replace(logits=1.1 * outputs.logits) if gradients_for_cpus.value else outputs
 
 
 @nn.compact
@@ -394,7 +398,7 @@ def test_an_edit_behind_the_features_keeps_them_by_hand(call, monkeypatch):
     network = make_network(NetworkConfig(), ACTIONS, "cpu")
     assert network.layout == BLOCKED
     assert not network_advice(NetworkConfig(), ACTIONS, "cpu")
-    written = edited(call)(ACTIONS, for_cpu=True)  # without `features_by_hand`
+    written = edited(call)(ACTIONS)
     params = perturbed(jax.jit(partial(init_params, written))(jax.random.key(1)))
 
     def outputs_and_gradients(apply, layout):
@@ -407,7 +411,8 @@ def test_an_edit_behind_the_features_keeps_them_by_hand(call, monkeypatch):
         return jax.jit(jax.grad(loss, has_aux=True))(params)
 
     got = outputs_and_gradients(network.apply, BLOCKED)
-    expected = outputs_and_gradients(partial(apply_module, written), PLAIN)
+    with gradients_for_cpus(True):
+        expected = outputs_and_gradients(partial(apply_module, written), PLAIN)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * float(jnp.abs(y).max()))
 
@@ -433,8 +438,15 @@ def and_a_pixel(self, stacks):
 
 
 @nn.compact
+def and_their_mean(self, stacks):
+    """As `and_a_pixel`, by a function of JAX."""
+    features = networks.nature_features(self, stacks)
+    return networks.heads(features + jnp.mean(stacks, (1, 2, 3))[:, None], self.num_actions)
+
+
+@nn.compact
 def other_name(self, stacks):
-    x = networks.nature_torso(stacks, self.dtype, self.for_cpu).reshape(stacks.shape[0], -1)
+    x = networks.nature_torso(stacks, self.dtype).reshape(stacks.shape[0], -1)
     return networks.heads(
         nn.relu(networks.dense(512, 2**0.5, "fully_connected", jnp.float32)(x)), self.num_actions
     )
@@ -446,8 +458,13 @@ def array_called_dense(self, stacks):
     return networks.heads(x[:, :8], self.num_actions)
 
 
-EDITED = "networks.NatureFeatures, or a layer of it, was edited: training is slower than with jaxrl_atari.fast."
-NOT_BY_HAND = "the features of {} cannot be computed by hand ("
+SLOWER = "training is slower than with the features as shipped"
+EDITED = f"networks.NatureFeatures, or a layer of it, was edited: {SLOWER}"
+NOT_COMPARED = "the features of Again cannot be compared with those by hand ("
+READS_STACKS = (
+    "the features of Edited cannot be computed by hand, for which it must use its frame stacks in"
+    " networks.nature_features(self, stacks) alone ("
+)
 
 
 def edited_features(**changes):
@@ -467,10 +484,10 @@ torso, hidden_layer = networks.nature_torso, networks.hidden_layer
 def of_size(**sizes):
     """A torso whose layers have other sizes: name -> (outputs, (height, width), stride)."""
 
-    def torso(x, dtype, for_cpu):
+    def torso(x, dtype):
         layers = {"conv1": (32, (8, 8), 4), "conv2": (64, (4, 4), 2), "conv3": (64, (3, 3), 1)} | sizes
         for name, (outputs, size, stride) in layers.items():
-            x = nn.relu(Conv(outputs, size, stride, padding="VALID", dtype=dtype, for_cpu=for_cpu, name=name)(x))
+            x = nn.relu(Conv(outputs, size, stride, padding="VALID", dtype=dtype, name=name)(x))
         return x
 
     return edited_features(nature_torso=torso)
@@ -481,9 +498,9 @@ def other_for_many(x, n, dtype):
     return (1.1 if len(x) > 32 else 1.0) * hidden_layer(x, n, dtype)
 
 
-def other_torso_for_some(x, dtype, for_cpu):
+def other_torso_for_some(x, dtype):
     """Another torso for 33 to 99 samples."""
-    return (1.1 if 32 < x.shape[0] < 100 else 1.0) * torso(x, dtype, for_cpu)
+    return (1.1 if 32 < x.shape[0] < 100 else 1.0) * torso(x, dtype)
 
 
 def edited_copy(_monkeypatch):
@@ -491,12 +508,11 @@ def edited_copy(_monkeypatch):
 
     class NatureFeatures(networks.NatureFeatures):
         def __call__(self, stacks):
-            features = super().__call__(stacks)
-            return features if self.by_hand else 1.1 * features
+            return 1.1 * super().__call__(stacks)
 
     @nn.compact
     def call(self, stacks):
-        features = NatureFeatures(self.dtype, self.for_cpu, self.features_by_hand)
+        features = NatureFeatures(self.dtype)
         nn.share_scope(self, features)
         return networks.heads(features(stacks), self.num_actions)
 
@@ -523,15 +539,16 @@ def edited_call(call):
         # In float32 what it was, so that only a comparison in the arithmetic in force sees it.
         (edited_features(hidden_layer=lambda x, n, dtype: hidden_layer(x, n, jnp.float32)), "amx cpu", EDITED),
         (edited_call(narrow), "cpu", "the gradients of conv1 are many times slower"),
-        (edited_call(brighter), "cpu", NOT_BY_HAND.format("Edited") + "TypeError: "),
-        (edited_call(and_a_pixel), "cpu", NOT_BY_HAND.format("Edited") + "TypeError: "),
-        (edited_features(hidden_layer=other_for_many), "cpu", NOT_BY_HAND.format("Again") + "TypeError: "),
+        (edited_call(brighter), "cpu", READS_STACKS + "TypeError: unsupported operand"),
+        (edited_call(and_a_pixel), "cpu", READS_STACKS + "TypeError: 'HiddenStacks' object is not subscriptable"),
+        (edited_call(and_their_mean), "cpu", READS_STACKS),
+        (edited_features(hidden_layer=other_for_many), "cpu", NOT_COMPARED + "TypeError: "),
         (
             edited_features(nature_torso=other_torso_for_some),
             "cpu",
-            "'samples' > '32' is inconclusive.): training is",
+            f"'samples' > '32' is inconclusive.): {SLOWER}",
         ),
-        (edited_copy, "cpu", "networks.NatureFeatures alone, not for a copy of it): training is slower"),
+        (edited_copy, "cpu", READS_STACKS + "AttributeError: 'HiddenStacks' object has no attribute"),
     ],
 )
 def test_an_edit_of_the_features_is_what_a_cpu_computes(edit, device_class, said, monkeypatch):
@@ -553,19 +570,18 @@ def is_by_hand(network):
     return network.layout == BLOCKED
 
 
-def test_advice_names_no_layer_that_is_computed_by_hand():
-    """The network has no field `for_cpu`."""
+def test_any_network_may_begin_with_the_features_by_hand():
+    """It needs no field for it."""
 
     class Both(nn.Module):
         num_actions: int
         dtype: object = jnp.float32
-        features_by_hand: object = None
 
         @nn.compact
         def __call__(self, stacks):
-            features = networks.NatureFeatures(self.dtype, by_hand=self.features_by_hand)
-            nn.share_scope(self, features)
-            return networks.heads(features(stacks), self.num_actions)
+            n = stacks.shape[0]
+            features = networks.nature_features(self, stacks).reshape(n, -1)
+            return networks.heads(features, self.num_actions)
 
     assert is_by_hand(registered("both", Both))
     assert not network_advice(NetworkConfig(name="both"), ACTIONS, "cpu")
@@ -575,12 +591,10 @@ def test_features_in_a_type_of_their_own_are_not_computed_in_that_of_the_session
     class Mixed(nn.Module):
         num_actions: int
         dtype: object = jnp.float32
-        for_cpu: bool = False
-        features_by_hand: object = None
 
         @nn.compact
         def __call__(self, stacks):
-            features = networks.NatureFeatures(jnp.float32, self.for_cpu, self.features_by_hand)
+            features = networks.NatureFeatures(jnp.float32)
             nn.share_scope(self, features)
             return networks.heads(features(stacks), self.num_actions)
 
@@ -601,7 +615,7 @@ def test_a_comparison_that_fails_is_not_called_an_edit(monkeypatch):
     monkeypatch.setattr(networks, "NatureActorCritic", type("Again", (NatureActorCritic,), {}))  # none is kept
     network = make_network(NetworkConfig(), ACTIONS, "cpu")
     assert not is_by_hand(network)
-    expected = NOT_BY_HAND.format("Again") + "NotImplementedError: no such): training is slower than with"
+    expected = f"{NOT_COMPARED}NotImplementedError: no such): {SLOWER}"
     advice = network_advice(NetworkConfig(), ACTIONS, "cpu")
     assert expected in advice
     assert "edited" not in advice
@@ -646,16 +660,15 @@ def registered(name, network):
 
 
 def test_a_network_of_the_users_has_gradients_for_cpus():
-    """With the field `for_cpu`; without it, a line says what is missing."""
+    """If its convolutions are `layers.Conv`; if not, a line says so."""
 
     class Small(nn.Module):
         num_actions: int
         dtype: type = jnp.float32
-        for_cpu: bool = False
 
         @nn.compact
         def __call__(self, stacks):
-            x = Conv(4, (8, 8), 4, dtype=self.dtype, for_cpu=self.for_cpu)(stacks).reshape(len(stacks), -1)
+            x = Conv(4, (8, 8), 4, dtype=self.dtype)(stacks).reshape(len(stacks), -1)
             return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[..., 0]
 
     class Without(nn.Module):
@@ -664,7 +677,7 @@ def test_a_network_of_the_users_has_gradients_for_cpus():
 
         @nn.compact
         def __call__(self, stacks):
-            x = Conv(4, (8, 8), 4, dtype=self.dtype)(stacks).reshape(len(stacks), -1)
+            x = nn.Conv(4, (8, 8), 4, dtype=self.dtype)(stacks / 255).reshape(len(stacks), -1)
             return nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[..., 0]
 
     params = jax.eval_shape(partial(init_params, Small(ACTIONS)), jax.random.key(0))
@@ -679,7 +692,7 @@ def test_a_network_of_the_users_has_gradients_for_cpus():
     assert not network_advice(NetworkConfig(name="small"), ACTIONS, "cpu")
     advice = network_advice(NetworkConfig(name="without"), ACTIONS, "cpu")
     assert "Without: the gradients of Conv_0 are many times slower" in advice
-    assert "for_cpu=self.for_cpu" in advice
+    assert "those of jaxrl_atari.layers.Conv; see docs/idea.md" in advice
     assert not network_advice(NetworkConfig(name="without"), ACTIONS, "gpu")  # it is about CPUs
 
 
@@ -824,7 +837,9 @@ def test_a_recurrent_network_returns_a_memory_of_the_form_that_it_is_given(chang
 
     module = type("Edited", (NatureLSTM,), {"__call__": call})(ACTIONS)
     observation = Observation(jnp.zeros((5, 84, 84, 4), jnp.uint8), jnp.ones(5, bool), module.initial_carry(5))
-    expected = rf"network = 'Edited': expected a carry of the form that it is given, .*float32.*it is {got}"
+    expected = (
+        rf"network = 'Edited': expected a carry of the shapes and types that it is given, .*float32.*it is {got}"
+    )
     with pytest.raises(ConfigError, match=expected):
         jax.eval_shape(partial(apply_module, module), first_params("nature_lstm"), observation)
 
@@ -866,7 +881,8 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
             return y, pull(g.astype(y.dtype))
 
         expected = outputs_and_gradients(oracle)
-        got = outputs_and_gradients(conv.clone(for_cpu=True))
+        with gradients_for_cpus(True):
+            got = outputs_and_gradients(conv)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), got, expected)
         jax.tree.map(
             partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), outputs_and_gradients(conv), expected
@@ -883,10 +899,9 @@ def test_strides_are_those_of_flax_where_they_are_equal():
 @pytest.mark.parametrize("for_cpu", [False, True])
 @pytest.mark.parametrize("strides", [(2, 1), (2,), (2, 2, 2)])
 def test_strides_are_refused_alike_on_every_device(strides, for_cpu):
-    with pytest.raises(ValueError, match=r"Conv conv: strides = \(.*\): expected one number, or two equal ones"):
-        Conv(3, (3, 3), strides=strides, for_cpu=for_cpu, name="conv").init(
-            jax.random.key(0), jnp.zeros((1, 9, 9, 2))
-        )
+    expected = r"Conv conv: strides = \(.*\): expected one number, or two equal ones"
+    with gradients_for_cpus(for_cpu), pytest.raises(ValueError, match=expected):
+        Conv(3, (3, 3), strides=strides, name="conv").init(jax.random.key(0), jnp.zeros((1, 9, 9, 2)))
 
 
 @pytest.mark.parametrize("size", [3, (3,), (3, 3, 3)])
@@ -916,7 +931,8 @@ def test_a_float32_kernel_has_gradients_in_float64():
                 params, x
             )
 
-        got = gradients(Conv(4, dtype=jnp.float64, for_cpu=True))
+        with gradients_for_cpus(True):
+            got = gradients(Conv(4, dtype=jnp.float64))
         expected = gradients(nn.Conv(4, (3, 3), dtype=jnp.float64))
         assert got[0]["kernel"].dtype == jnp.float32
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), got, expected)
@@ -929,22 +945,24 @@ def test_what_is_neither_pixels_nor_floats_is_refused(dtype):
 
 
 def test_a_jit_within_a_network_knows_the_form():
-    """`nn.jit` keeps what it has traced by the fields of its module."""
+    """What `nn.jit` and `nn.remat` have traced for one form is not used for the other."""
 
     class Net(nn.Module):
-        for_cpu: bool = False
-
         @nn.compact
         def __call__(self, x):
-            return nn.jit(Conv)(3, for_cpu=self.for_cpu, name="conv")(x)
+            return nn.remat(nn.jit(Conv))(3, name="conv")(x)
 
     x = np.random.default_rng(3).standard_normal((2, 6, 5, 4)).astype(np.float32)
     params = Net().init(jax.random.key(0), x)
 
-    def gradient(net):
-        return jax.jit(jax.grad(lambda params: (net.apply(params, x) ** 2).sum()))
+    def gradient(for_cpu):
+        def loss(params):
+            with gradients_for_cpus(for_cpu):
+                return (Net().apply(params, x) ** 2).sum()
 
-    plain, fast = gradient(Net()), gradient(Net(for_cpu=True))
+        return jax.jit(jax.grad(loss))
+
+    plain, fast = gradient(False), gradient(True)
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), plain(params), fast(params))
     assert "optimization_barrier" not in str(jax.make_jaxpr(plain)(params))
     assert "optimization_barrier" in str(jax.make_jaxpr(fast)(params))
@@ -953,16 +971,16 @@ def test_a_jit_within_a_network_knows_the_form():
 @pytest.mark.parametrize("samples", [1, 32, 33, 300])
 def test_chunks_change_nothing(samples):
     class Net(nn.Module):
-        for_cpu: bool = False
-
         @nn.compact
         def __call__(self, x):
-            return in_chunks(lambda x: Conv(3, for_cpu=self.for_cpu, name="conv")(x), self, x)
+            return in_chunks(lambda x: Conv(3, name="conv")(x), self, x)
 
     x = np.random.default_rng(3).integers(0, 256, (samples, 6, 5, 4), dtype=np.uint8)
     params = Net().init(jax.random.key(0), x[:1])
     expected = Net().apply(params, x)
-    np.testing.assert_allclose(Net(for_cpu=True).apply(params, x), expected, rtol=1e-5, atol=1e-5)
+    with gradients_for_cpus(True):
+        got = Net().apply(params, x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
 # --- The choice --------------------------------------------------------------------------------------------------

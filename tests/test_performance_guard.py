@@ -18,7 +18,8 @@ from jaxrl_atari.fast.by_hand import UNROLLED, chunk_size
 from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation, empty_observation, init_params, make_module
+from jaxrl_atari.network_functions import empty_observation, init_params, make_module
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.session import open_session, place_session, train

@@ -17,7 +17,8 @@ from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
 from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation, init_params, make_module
+from jaxrl_atari.network_functions import init_params, make_module
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.rollout import RolloutInProgress, act, begin_rollout, collect, finish_rollouts
 from jaxrl_atari.runs.progress import EpisodeStatistics
 

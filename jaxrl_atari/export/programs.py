@@ -18,7 +18,8 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.export import play
 from jaxrl_atari.export.readme import readme
-from jaxrl_atari.network_interface import Observation, apply_module, initial_carry, make_module
+from jaxrl_atari.network_functions import apply_module, initial_carry, make_module
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.report.summary import Run
 from jaxrl_atari.runs.files import write_file
 

@@ -24,7 +24,7 @@ which `comparison.py` names.
 `by_hand.py`, which begins with the equations and small pictures of its data.
 
 **What it costs.** 610 lines here. Elsewhere: a second layout of frames (`frames.BLOCKED`, `arrange_stacks`,
-`map_images`), the field `features_by_hand` and `HiddenStacks`, `Network.acting_params`, the third form in
+`map_images`), the field `features_by_hand` and `HiddenStacks`, `Network.for_acting`, the third form in
 `network_forms.py`, and a rule for authors of a loss that changes pictures (docs/idea.md).
 
 **When to delete it.** Once training with `network.conv = layers` is at least 0.95 times as fast as with `by_hand`,

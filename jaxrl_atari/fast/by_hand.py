@@ -78,7 +78,7 @@ def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Arra
     """The features of blocked frame stacks.
 
     Args:
-        params: of a network that begins with `networks.NatureFeatures`, or `acting_params` of them.
+        params: of a network that begins with `networks.NatureFeatures`, or `for_acting` of them.
         stacks: uint8 [N, 21, 21, 64]; a channel is (frame, row, column) of a block.
         dtype: type of the arithmetic, float32 or bfloat16.
         chunk: `chunk_size`.
@@ -97,7 +97,7 @@ def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Arra
     return nn.relu(dense(out3, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype))
 
 
-def acting_params(params: Any, dtype: Any) -> Any:
+def for_acting(params: Any, dtype: Any) -> Any:
     """The parameters with the kernel of `dense` in `dtype` already. Acting reads it at every step.
 
     It has 1.6 of the 1.7 million parameters of `nature`.

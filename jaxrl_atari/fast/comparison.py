@@ -1,25 +1,21 @@
-"""Whether the features of a network can be computed by hand: a comparison of programs, and a trial.
+"""Whether `networks.NatureFeatures` still computes what `by_hand.py` computes: a comparison of programs.
 
-**The comparison** (`is_as_shipped`) says whether `networks.NatureFeatures` still computes what `by_hand.py`
-computes. `features_as_shipped` computes it in a few lines. It uses no layer of this package, so that an edit of
-one, as of `layers.Conv`, changes `NatureFeatures` and not this function. First the shapes of the kernels are
-compared, and then the programs that JAX makes of the two. (It makes them in less than a second. To compare
-numbers, it would have to compile the programs as well.)
+`features_as_shipped` computes it in a few lines. It uses no layer of this package, so that an edit of one, as of
+`layers.Conv`, changes `NatureFeatures` and not this function. First the shapes of the kernels are compared, and
+then the programs that JAX makes of the two. (It makes them in less than a second. To compare numbers, it would
+have to compile the programs as well.)
 
 The number of samples is a symbol, so programs are compared for all numbers at once: an edit that treats few
 samples and many differently is noticed. A single sample, which broadcasts, is compared too. Two kinds of edit are
 not noticed, and `by_hand.py` still computes the features as they were:
 
 - a test for one particular number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
-- an edit under `if self.for_cpu`: the module is compared in the form that a GPU runs, in which this is false. To
-  try such an edit, move it out of the branch.
-
-**The trial** (`try_by_hand`) says whether a network can be used with features by hand. It cannot if it reads the
-pixels itself, or if it has an edited copy of `NatureFeatures`.
+- an edit of what runs on CPUs alone (`if layers.gradients_for_cpus.value`): what is compared is the module in the
+  form that a GPU runs. To try such an edit, move it out of the branch.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import flax.linen as nn
@@ -30,74 +26,20 @@ from jax import lax
 
 from jaxrl_atari.fast.by_hand import KERNELS
 from jaxrl_atari.frames import FRAME_SIZE, STACK
-from jaxrl_atari.network_interface import FeaturesByHand, apply_module, empty_observation, init_params
 from jaxrl_atari.networks import NatureFeatures
 
 Features = Callable[[Any, jax.Array], jax.Array]
 """Parameters, stacks -> features."""
 
 
-@cache
-def why_not_by_hand(module: Any) -> str:
-    """Why the features of this network cannot be computed by hand; empty if they can.
-
-    Args:
-        module: with the fields of a network; its `features_by_hand` is None.
-
-    Returns:
-        The beginning of a message.
-    """
-    name = type(module).__name__
-    params = jax.eval_shape(partial(init_params, module), jax.random.key(0))
-    if None in kernel_shapes(params).values():
-        return f"{name} lacks one of the layers {', '.join(KERNELS)} of networks.nature_features"
-    try:
-        if not is_as_shipped(module.dtype):
-            return "networks.NatureFeatures, or a layer of it, was edited"
-        try_by_hand(module, params)
-    except Exception as error:  # the layers then compute the features, and show any error of their own
-        why = str(error).partition("\n")[0]
-        return f"the features of {name} cannot be computed by hand ({type(error).__name__}: {why})"
-    return ""
-
-
 def is_as_shipped(dtype: Any) -> bool:
-    """The comparison: whether `networks.NatureFeatures` computes in `dtype` what `features_as_shipped` does."""
+    """Whether `networks.NatureFeatures` computes in `dtype` what `features_as_shipped` does."""
     features = NatureFeatures(dtype)
     params = jax.eval_shape(features.init, jax.random.key(0), pictures(1))["params"]
     if kernel_shapes(params) != KERNELS:
         return False
     as_shipped = partial(features_as_shipped, dtype=dtype)
     return programs_of(partial(_apply, features), params) == programs_of(as_shipped, params)
-
-
-def try_by_hand(module: Any, params: Any) -> None:
-    """The trial: traces the network with `features_as_shipped` as its features by hand, and raises what it raises.
-
-    Args:
-        params: shapes of the network's parameters.
-    """
-    features = features_by_hand(partial(features_as_shipped, dtype=module.dtype), module.dtype)
-    by_hand = module.clone(features_by_hand=features)
-    jax.eval_shape(partial(apply_module, by_hand), params, empty_observation(module))
-
-
-def features_by_hand(compute: Features, dtype: Any) -> FeaturesByHand:
-    """A function of parameters and stacks as the field `features_by_hand` of a network.
-
-    Args:
-        dtype: the type in which `compute` computes.
-    """
-
-    def features(module: nn.Module, stacks: jax.Array) -> jax.Array:
-        # For an edited copy, and for features in another type, `compute` would silently be wrong.
-        if type(module) is not NatureFeatures:
-            raise TypeError("features_by_hand is for networks.NatureFeatures alone, not for a copy of it")
-        if jnp.dtype(module.dtype) != jnp.dtype(dtype):
-            raise TypeError("networks.NatureFeatures has another dtype than the network")
-        return compute(module.variables["params"], stacks)
-
-    return features
 
 
 def features_as_shipped(params: Any, stacks: jax.Array, dtype: Any) -> jax.Array:

@@ -1,0 +1,164 @@
+"""Pure functions of a network: its module, its first parameters, its memory and its outputs, which are checked.
+
+`network_interface.py` says what a network is. Where something is missing, a `ConfigError` says what is expected.
+"""
+
+from typing import Any
+
+import flax.errors
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxrl_atari.config import NetworkConfig
+from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.frames import FRAME_SIZE, STACK
+from jaxrl_atari.network_interface import Observation, Outputs, is_recurrent
+from jaxrl_atari.registry import NETWORKS
+
+
+def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float32) -> nn.Module:
+    """The module of a config, for `init_params`. To compute with it, see `network_forms.make_network`.
+
+    Args:
+        dtype: type of the torso's arithmetic.
+
+    Raises:
+        ConfigError: no network has that name, or it cannot be made of these arguments alone.
+    """
+    network = NETWORKS.get(config.name)
+    try:
+        module = network(num_actions=num_actions, dtype=dtype)
+        hash(module)  # the module is a key of the caches of compiled programs
+    except TypeError as error:
+        expected = "a flax.linen.Module with the fields num_actions and dtype, and hashable values in its others"
+        raise ConfigError(NETWORKS.field, config.name, expected, str(error)) from error
+    return module
+
+
+PARAMETERS_ALONE = "parameters alone (the collection `params`), and no random numbers"
+"""What is expected of a network's variables, in messages."""
+
+
+def init_params(module: nn.Module, key: jax.Array) -> Any:
+    """The first parameters, float32; the same in every form of the network.
+
+    Raises:
+        ConfigError: the network has other variables than parameters.
+    """
+    variables = module.init(key, *_inputs(module, empty_observation(module)))
+    others = ", ".join(sorted(set(variables) - {"params"}))
+    hint = f"it also has the collection {others}, which no update would change"
+    require(not others, "network", type(module).__name__, PARAMETERS_ALONE, hint)
+    return variables["params"]
+
+
+def apply_module(module: nn.Module, params: Any, observation: Observation) -> Outputs:
+    """The `Apply` of a module.
+
+    Raises:
+        ConfigError: the network draws random numbers, or returns something else than outputs of its kind.
+        ValueError: the network is recurrent, but the observation has no memory.
+    """
+    try:
+        returned: Any = module.apply({"params": params}, *_inputs(module, observation))
+    except flax.errors.InvalidRngError as error:
+        raise ConfigError("network", type(module).__name__, PARAMETERS_ALONE, f"flax says: {error}") from error
+    return check_outputs(module, returned, observation)
+
+
+def empty_observation(module: nn.Module, samples: int = 1) -> Observation:
+    """Black stacks at the start of a game, each in an environment of its own."""
+    stacks = jnp.zeros((samples, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+    return Observation(stacks, jnp.ones(samples, bool), initial_carry(module, samples))
+
+
+def _inputs(module: nn.Module, observation: Observation) -> tuple[Any, ...]:
+    """The arguments with which a module is called."""
+    if not _is_recurrent_module(module):
+        return (observation.stacks,)
+    if observation.first is None or not is_recurrent(observation.carry):
+        name = type(module).__name__
+        raise ValueError(f"{name} is recurrent: its Observation needs `first` and `carry`, see `initial_carry`")
+    return tuple(observation)
+
+
+# --- Memory ------------------------------------------------------------------------------------------------------
+
+
+def initial_carry(module: Any, num_envs: int) -> Any:
+    """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent.
+
+    Raises:
+        ConfigError: the network has a method `initial_carry`, which returns no array.
+    """
+    if not _is_recurrent_module(module):
+        return ()
+    carry = module.initial_carry(num_envs)
+    expected = "an initial_carry of one array or more; a network without a memory has no such method"
+    require(is_recurrent(carry), "network", type(module).__name__, expected, f"it returns {carry}")
+    return carry
+
+
+def _is_recurrent_module(module: nn.Module) -> bool:
+    """Whether a network has a memory: it then has a method `initial_carry(num_envs)`."""
+    return hasattr(module, "initial_carry")
+
+
+# --- Checks ------------------------------------------------------------------------------------------------------
+
+
+def check_outputs(module: Any, returned: Any, observation: Observation) -> Outputs:
+    """What a network returned for an observation, as `Outputs`.
+
+    Raises:
+        ConfigError: it is neither `Outputs` nor a pair; logits or value have another shape, or not the precision
+            of float32; the features, or an array of `extra`, do not have one row per sample; or the carry has
+            other shapes or types than that of the observation.
+    """
+    name = type(module).__name__
+    samples = observation.stacks.shape[0]
+    if not isinstance(returned, Outputs):
+        pair = isinstance(returned, tuple) and len(returned) == 2
+        got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        expected = "Outputs, as in Outputs(logits, value, features=x), or the pair of logits and value"
+        require(pair, "network", name, expected, f"it returns {got}")
+        returned = Outputs(*returned)
+    shapes = {"logits": (samples, module.num_actions), "value": (samples,)}
+    for field, shape in shapes.items():
+        output = getattr(returned, field)
+        got, dtype = jnp.shape(output), jnp.result_type(output)
+        hint = ", such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
+        expected = f"{field} of shape {_text(shape)}{hint}"
+        require(got == shape, "network", name, expected, f"its shape is {_text(got)}")
+        is_precise = jnp.promote_types(dtype, jnp.float32) == dtype
+        expected = f"{field} in float32: heads compute in float32, whatever the `dtype` of the torso"
+        require(is_precise, "network", name, expected, f"it is {dtype}")
+    for field in ("features", "extra"):
+        for output in jax.tree.leaves(getattr(returned, field)):
+            shape = jnp.shape(output)
+            expected = f"{field} with one row per sample, of shape [{samples}, ...]"
+            require(shape[:1] == (samples,), "network", name, expected, f"its shape is {_text(shape)}")
+    if _is_recurrent_module(module):
+        given, got = (jax.tree.map(shape_and_type, carry) for carry in (observation.carry, returned.carry))
+        require(
+            got == given,
+            "network",
+            name,
+            f"a carry of the shapes and types that it is given, {given}",
+            f"it is {got}",
+        )
+    else:
+        expected = "no carry: a network with a memory has a method initial_carry"
+        require(not is_recurrent(returned.carry), "network", name, expected)
+    return returned
+
+
+def shape_and_type(x: jax.typing.ArrayLike) -> str:
+    """Type and shape of an array, such as `float32[16, 256]`."""
+    return f"{jnp.result_type(x)}{_text(jnp.shape(x))}"
+
+
+def _text(shape: tuple[int, ...]) -> str:
+    """A shape in messages, such as `[256, 6]`."""
+    return f"[{', '.join(map(str, shape))}]"
