@@ -12,6 +12,8 @@ convolutions by way of float32.
     by_hand.features                  matrix products, by hand    computes them fast on CPUs
     comparison.features_as_shipped    layers, in a few lines      what by_hand computes; never edited
 
+`substitution.py` lets `by_hand.features` take the place of `NatureFeatures` when a network is applied.
+
 What a network does with its features, such as heads or an LSTM, is in `networks.py` alone. An edit of it costs no
 speed.
 
@@ -23,9 +25,9 @@ which `comparison.py` names.
 **How to read it.** First the top of `cpu_convolution.py`, which names what XLA's CPU backend does badly. Then
 `by_hand.py`, which begins with the equations and small pictures of its data.
 
-**What it costs.** 610 lines here. Elsewhere: a second layout of frames (`frames.BLOCKED`, `arrange_stacks`,
-`map_images`), the field `features_by_hand` and `HiddenStacks`, `Network.for_acting`, the third form in
-`network_forms.py`, and a rule for authors of a loss that changes pictures (docs/idea.md).
+**What it costs.** 660 lines here. Elsewhere: a second layout of frames (`frames.BLOCKED`, `arrange_stacks`,
+`map_images`), `Network.for_acting`, the third form in `network_forms.py`, and a rule for authors of a loss that
+changes pictures (docs/idea.md).
 
 **When to delete it.** Once training with `network.conv = layers` is at least 0.95 times as fast as with `by_hand`,
 in both types (`benchmark --compare network.conv=by_hand,layers`). Do not judge by the gradients alone: a layer
