@@ -26,7 +26,7 @@ from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite import results as suite_results_module
 from jaxrl_atari.suite.jobs import unfinished_jobs_of_sweep
 from jaxrl_atari.suite.results import SuiteResultsKeeper
-from jaxrl_atari.suite.suite import SuitePlan, game_configs, write_suite_file
+from jaxrl_atari.suite.suite import game_configs, write_suite_file
 from jaxrl_atari.suite.sweep import plan_sweep, read_plan, write_plan
 
 TINY = Config(
@@ -39,7 +39,7 @@ GAMES_OF_TINY = ("Pong", "Breakout", "Alien")
 
 def make_suite(directory, config=TINY, games=GAMES_OF_TINY):
     directory.mkdir()
-    write_suite_file(directory, SuitePlan(config, games))
+    write_suite_file(directory, config, games)
     return directory
 
 
@@ -491,7 +491,7 @@ def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
         "ppo.learning_rate=0.001,ppo.normalize_advantages=true": [0.001, True],
         "ppo.learning_rate=0.001,ppo.normalize_advantages=false": [0.001, False],
     }
-    last = sweep.settings[-1].plan.config.ppo
+    last = sweep.settings[-1].config.ppo
     assert (last.learning_rate, last.normalize_advantages) == (0.001, False)
 
 
@@ -503,7 +503,7 @@ def make_sweep(folder, values, scores, games=("Pong", "Breakout"), field="ppo.ga
     for setting, by_game in zip(sweep.settings, scores, strict=True):
         for game, sessions in by_game.items():
             for session, value in enumerate(sessions):
-                config = setting.plan.config
+                config = setting.config
                 add_session(folder / setting.label, game, session, [score(game, value)] * 2, config)
     return folder
 
@@ -640,12 +640,12 @@ def test_only_the_suites_own_complete_games_count(tmp_path):
     add_session(suite_dir, "Qbert", 0, [1.0])  # one session of two
     assert list(read_suite(suite_dir).scores()) == ["Pong"]
     # Resumed with one.
-    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"]))
+    write_suite_file(suite_dir, dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"])
     assert {game: len(scores) for game, scores in read_suite(suite_dir).scores().items()} == {
         "Pong": 1,
         "Qbert": 1,
     }
     # Trained longer.
-    write_suite_file(suite_dir, SuitePlan(dataclasses.replace(TINY, total_env_steps=640), ["Pong"]))
+    write_suite_file(suite_dir, dataclasses.replace(TINY, total_env_steps=640), ["Pong"])
     assert not read_suite(suite_dir).scores()
     assert results(suite_dir)[2]["Pong"]["status"] == "not complete"

@@ -1,14 +1,14 @@
 """Suites of games and sweeps, and their results. A launcher of `trials/` trains their sessions.
 
 A suite is a trial for each game. A sweep is a suite for each setting of the fields that vary; a suite on its own
-is a sweep in which nothing varies. A plan (`SuitePlan`, `SweepPlan`) says what is to be trained, and results
-(`SuiteResults`, `SweepResults`) are what has come of it. `SuiteResults`, which reports show too, is in
+is a sweep in which nothing varies. A plan (`SweepPlan`) says what is to be trained, and results (`SuiteResults`,
+`SweepResults`) are what has come of it. `SuiteResults`, which reports show too, is in
 `report/suites.py`. In reading order:
 
 | module | content |
 |---|---|
 | __main__ | the command: makes a plan and the directory, has the jobs trained, and shows the results |
-| suite | `SuitePlan`: config and games; suite.json |
+| suite | the configs of a suite's games; suite.json |
 | vary | the option --vary |
 | sweep | `SweepPlan`: config, games and the values that vary, hence the settings; sweep.json |
 | jobs | the jobs of a plan: whether they can be trained, which are left, and their training |

@@ -30,7 +30,7 @@ def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -
         UserError: Ray is not installed, or there is no cluster at `address`.
     """
     for setting in plan.settings:
-        check_names_and_minibatches(setting.plan.config)
+        check_names_and_minibatches(setting.config)
     if address:
         set_up_ray(address, plan.config.devices, resources)
     else:
@@ -46,7 +46,7 @@ def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
     jobs = []
     position = 0  # of the first session of the next trial
     for setting in plan.settings:
-        for game, config in game_configs(setting.plan.config, plan.games).items():
+        for game, config in game_configs(setting.config, plan.games).items():
             run_dir = setting.directory(directory) / game
             if is_run(run_dir):
                 require_same_run(config, read_config(run_dir), run_dir)

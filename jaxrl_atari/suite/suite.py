@@ -1,9 +1,9 @@
-"""A suite of games: a trial for each game. Its plan is in SUITE_DIR/suite.json."""
+"""A suite of games: a trial for each game. SUITE_DIR/suite.json has its games and its config."""
 
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
@@ -11,13 +11,6 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.runs.description import describe, read_config, read_games
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import SUITE_FILE
-
-
-class SuitePlan(NamedTuple):
-    """What a suite trains: games, and the config from which `game_configs` makes a config for each game."""
-
-    config: Config
-    games: list[str]
 
 
 def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
@@ -62,16 +55,16 @@ def describe_without_game(config: Config, directory: Path, file: str = SUITE_FIL
     return {name: value for name, value in described.items() if name not in ("game", "gae_lambda")}
 
 
-def write_suite_file(suite_dir: Path, plan: SuitePlan) -> None:
+def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str]) -> None:
     """Writes suite.json, from which the suite can be run again.
 
     A suite that is resumed keeps the history of its earlier starts, as a run does.
     """
-    write_json(suite_dir / SUITE_FILE, {"games": plan.games} | describe_without_game(plan.config, suite_dir))
+    write_json(suite_dir / SUITE_FILE, {"games": [*games]} | describe_without_game(config, suite_dir))
 
 
-def read_suite_file(suite_dir: Path) -> SuitePlan:
-    """Reads suite.json.
+def read_suite_file(suite_dir: Path) -> tuple[Config, list[str]]:
+    """Reads the config and the games of a suite from its suite.json.
 
     Raises:
         UserError: not the directory of a suite, or its suite.json cannot be used.
@@ -79,4 +72,4 @@ def read_suite_file(suite_dir: Path) -> SuitePlan:
     config = read_config(suite_dir, SUITE_FILE)
     games = read_games(suite_dir)
     game_configs(config, games)
-    return SuitePlan(config, games)
+    return config, games

@@ -15,7 +15,6 @@ from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SWEEP_FILE, is_sweep
 from jaxrl_atari.suite.suite import (
-    SuitePlan,
     describe_without_game,
     game_configs,
     read_suite_file,
@@ -32,7 +31,7 @@ class Setting(NamedTuple):
 
     label: str  # name of its directory, such as `ppo.gamma=0.9,ppo.epochs=2`; empty if nothing varies
     fields: dict[str, Any]  # dotted name -> value
-    plan: SuitePlan  # the games, with the config of this setting
+    config: Config  # of the sweep, with these fields
 
     def directory(self, parent: Path) -> Path:
         """The directory of this setting's suite: `parent` itself if nothing varies."""
@@ -76,7 +75,7 @@ def plan_sweep(config: Config, games: list[str], vary: dict[str, list[Any]]) -> 
             expected=f"a setting of at most {MAX_LABEL_BYTES} bytes, because its directory is named after it",
             hint="vary fewer fields at a time, or use a search",
         )
-        settings.append(Setting(label, fields, SuitePlan(set_fields(config, fields), games)))
+        settings.append(Setting(label, fields, set_fields(config, fields)))
     return SweepPlan(config, games, vary, settings)
 
 
@@ -113,7 +112,7 @@ def write_plan(directory: Path, plan: SweepPlan) -> None:
     for setting in plan.settings:
         suite_dir = setting.directory(directory)
         suite_dir.mkdir(exist_ok=True)
-        write_suite_file(suite_dir, setting.plan)
+        write_suite_file(suite_dir, setting.config, plan.games)
 
 
 def read_plan(directory: Path) -> SweepPlan:
