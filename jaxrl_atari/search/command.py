@@ -18,7 +18,7 @@ from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, reason, require
+from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
 from jaxrl_atari.output import say, say_changes, try_to, try_to_draw
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
@@ -26,7 +26,7 @@ from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.journal import repair_journal
-from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, is_search, resume_command, trial_dir
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_search, resume_command, trial_dir
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search
@@ -40,7 +40,7 @@ from jaxrl_atari.search.study import (
     unfinished_trials,
 )
 from jaxrl_atari.search.trial import train_trial
-from jaxrl_atari.trials.launch import Failure, Failures
+from jaxrl_atari.trials.launch import Failure
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 
 MAY_CHANGE = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
@@ -128,9 +128,9 @@ def run_search(options: Options, before: Options | None) -> Path:
     with claim_run_dir(named, options.directory, is_new) as search_dir:
         unfinished = _start_or_resume(search_dir, options, before)
         study = open_study(search_dir, search)
-        failures = _train_trials(config, search, search_dir, study, unfinished)
+        _train_trials(config, search, search_dir, study, unfinished)
         if is_new:
-            failures.raise_if_none_began(search_dir)
+            _raise_if_none_began(study, search_dir)
         results = search_results(search_dir)
         say(f"\n{results.text}")  # shown before anything is saved, because saving may fail
         resume = resume_command("search", search_dir)
@@ -167,6 +167,13 @@ def _start_or_resume(search_dir: Path, options: Options, before: Options | None)
     return unfinished
 
 
+def _raise_if_none_began(study: Study, search_dir: Path) -> None:
+    """Raises `UserError` with each reason once if trials have failed, and no session has begun."""
+    reasons = dict.fromkeys(filter(None, map(failure_text, study.get_trials(deepcopy=False))))
+    if reasons and not has_session(search_dir):
+        raise UserError(f"no trial could begin: {'; '.join(reasons)}")
+
+
 def _raise_failures(study: Study, count: int) -> None:
     """Raises `SessionsFailed` if all of the first `count` trials have failed."""
     trials = study.get_trials(deepcopy=False)[:count]
@@ -177,15 +184,12 @@ def _raise_failures(study: Study, count: int) -> None:
 
 def _train_trials(
     config: Config, search: SearchConfig, search_dir: Path, study: Study, unfinished: Sequence[int]
-) -> Failures:
+) -> None:
     """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
 
     Args:
         study: gets the trials that it lacks.
         unfinished: the numbers of the trials that have not ended.
-
-    Returns:
-        The trials that failed in this start.
 
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
@@ -194,7 +198,6 @@ def _train_trials(
 
     for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
-    failures = Failures("trial")
     results = SearchResultsKeeper(search_dir, config, search, study)
 
     def on_end(number: int, failure: Failure | None) -> None:
@@ -203,9 +206,6 @@ def _train_trials(
         if failure is not None and not study.get_trials(deepcopy=False)[number].state.is_finished():
             record_failure(search_dir, search, number, failure.reason)
         trial = study.get_trials(deepcopy=False)[number]
-        why = failure_text(trial)
-        if why:
-            failures.add(run_dir.name, Failure(why))
         say(f"{_progress(run_dir)}: {status_text(trial)}")
         results.update(number)
 
@@ -233,7 +233,6 @@ def _train_trials(
     except KeyboardInterrupt:
         results.update()
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
-    return failures
 
 
 def _progress(run_dir: Path) -> str:

@@ -53,29 +53,20 @@ class Failure(NamedTuple):
 
 
 class Failures:
-    """The failures of the jobs of one start of a command, and the errors with which it then ends.
+    """The failures of the jobs of one start of a command, and the errors with which it then ends."""
 
-    Args:
-        noun: what fails: `session` or `trial`.
-    """
-
-    def __init__(self, noun: str = "session"):
-        self._noun = noun
+    def __init__(self) -> None:
         self._failures: dict[str, Failure] = {}  # name of a job -> its failure, in the order of their ends
 
     def __bool__(self) -> bool:
         """Whether a job has failed."""
         return bool(self._failures)
 
-    def add(self, name: str, failure: Failure) -> None:
-        """Notes the failure of the job with this name."""
-        self._failures[name] = failure
-
     def on_end(self, job: Job, failure: Failure | None) -> None:
         """Prints and notes the failure of a job, if any. This is an `OnEnd`."""
         if failure is not None:
             job.say(f"failed: {failure.reason}")
-            self.add(job.name, failure)
+            self._failures[job.name] = failure
 
     def raise_correctable(self) -> None:
         """Raises `UserError` with the failures that the user can correct, if there are any."""
@@ -87,7 +78,7 @@ class Failures:
         """Raises `UserError` with each reason once if jobs have failed and no session has begun in a directory."""
         if self._failures and not has_session(directory):
             reasons = dict.fromkeys(failure.reason for failure in self._failures.values())
-            raise UserError(f"no {self._noun} could begin: {'; '.join(reasons)}")
+            raise UserError(f"no session could begin: {'; '.join(reasons)}")
 
     def raise_if_any(self, count: int, resume: str) -> None:
         """Raises `SessionsFailed` if a job has failed.
@@ -98,9 +89,9 @@ class Failures:
         """
         if self._failures:
             reasons = "; ".join(f"{name}: {failure.reason}" for name, failure in self._failures.items())
-            jobs = counted(count, self._noun)
+            sessions = counted(count, "session")
             raise SessionsFailed(
-                f"{len(self._failures)} of {jobs} failed ({reasons}); {resume} runs what is missing"
+                f"{len(self._failures)} of {sessions} failed ({reasons}); {resume} runs what is missing"
             )
 
 
