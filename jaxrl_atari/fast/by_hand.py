@@ -18,15 +18,17 @@ and else 0, and ' for transposed:
 
     dW = X' G        db = the sum of G's rows        dX = G W'        dx = for each pixel, the sum over its windows
 
-`layer` and `layer_backward` compute these. `dense` is X W alone, with X = x: its bias and relu are in `features`.
+`layer` and `layer_backward` compute these. `dense` is the product x W alone; the bias and the relu of the dense
+layer are in `features`.
+
 The first layer does not make X, which would be 3.6 times the input in floating point. It multiplies each block by
 the weights W_p of all four places p that a block has in a window, and adds the products. The window at pixel q of
 the output has the blocks x_{q+p}, so
 
     Y_q = relu(sum_p x_{q+p} W_p + b)        dW_p = sum_q x_{q+p}' G_q
 
-**Types.** `dtype` is float32 or bfloat16; in float32 each cast below but that of the pixels does nothing.
-Parameters, and the arrays of their gradients, are float32. The rest is computed so:
+**Types.** `dtype` is float32 or bfloat16. If it is float32, only the cast of the pixels does anything. Parameters,
+and the arrays of their gradients, are float32. The rest is computed so:
 
 - Operands of a product are cast to `dtype`, and products are added up in float32 (`product`).
 - A bias is added in float32. The output of a convolution is then cast to `dtype`: it is kept, and is an operand of
@@ -34,6 +36,9 @@ Parameters, and the arrays of their gradients, are float32. The rest is computed
 - A gradient is float32, as a sum of products, and is cast to `dtype` only as an operand. `db` is summed before.
 - Two gradients are rounded to `dtype` all the same, as flax rounds them: that for out3, the input of the dense
   layer; and that for the bias of the dense layer, which itself is rounded before it is added.
+- `torso` returns float32 arrays that hold values of `dtype`, because JAX hands its gradient function a gradient in
+  the type of the output, and `layer_backward` takes it in float32. `features` casts them back to `dtype`. That
+  changes no value, and its own gradient is the first of the two roundings.
 
 **Blocks and windows.** The frames are stored in blocks of 4x4 pixels (`frames.BLOCKED`), so that the first layer's
 stride of 4 becomes one of 1; the first layer returns its output in the blocks of the second. `block_kernels` draws
@@ -90,8 +95,7 @@ def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Arra
     # Plain stacks, [N, 84, 84, 4], have as many bytes. Without this check they would silently give wrong features.
     rows, columns, channels = BLOCKED.shape
     chex.assert_shape(stacks, (None, rows, columns, STACK * channels))
-    # The torso's values are those of `dtype`, in float32 (`torso_forward`). The cast back is exact, and rounds the
-    # gradient to `dtype`.
+    # The cast changes no value, and rounds the gradient to `dtype` ("Types", at the top).
     out3 = torso_in_chunks(stacks, block_kernels(params), dtype, chunk).astype(dtype)
     # The product is float32. The bias is rounded to `dtype` all the same, because flax's `nn.Dense` rounds it.
     return nn.relu(dense(out3, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype))
@@ -203,11 +207,7 @@ class Saved(NamedTuple):
 
 
 def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Saved]:
-    """out3, and what its gradient needs.
-
-    out3 has values of `dtype`, and is returned as float32. JAX gives a gradient the type of what it is for, so
-    that of out3 arrives in float32, as `layer_backward` takes it.
-    """
+    """out3, float32 [N, 3136], and what its gradient needs."""
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
     out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
     out3 = layer(out2, kernels.w3, kernels.b3, 3)  # [N, 7, 7, 64]
