@@ -38,7 +38,7 @@ class HiddenStacks:
     """uint8 [N, 21, 21, 64]."""
 
     @property
-    def shape(self) -> tuple[int]:
+    def shape(self) -> tuple[int, ...]:
         """The number of samples, all that a network may know of them: (N,)."""
         return self.array.shape[:1]
 
