@@ -15,14 +15,15 @@ the same thread, and after 1 ms in another. This has not been measured on a GPU.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_atari.algorithm import Algorithm, Rollout, TrainState
+from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
@@ -107,18 +108,19 @@ class Learner:
         """Waits for a running update. Here none is: what an update has not computed yet, JAX itself waits for."""
 
     def _check_state(self) -> None:
-        """Raises `ConfigError` if the state differs between devices: a checkpoint keeps that of one device alone.
+        """Raises `ConfigError` if the state differs between devices, because a checkpoint keeps that of one alone.
 
         All devices start from the same state, and gradients are means over all of them, so only `prepare` can make
-        the state differ. Devices may round the optimiser's steps differently; the rest is compared exactly. Second
-        moments are often too small for `jnp.allclose` to tell apart. But if they differ, so do the parameters.
+        the state differ. Devices may round the optimiser's steps differently, so parameters and the optimiser's
+        state are compared with `jnp.allclose`, and the rest exactly. Second moments are often so small that
+        `jnp.allclose` does not tell them apart; but where they differ, so do the parameters, which follow them.
 
-        On several devices this waits for the update. So only the first update is checked, or all of them with
-        `devices.check`.
+        On several devices the comparison waits for the update. Therefore only the first update is checked, unless
+        `devices.check` asks for all of them.
         """
-        rounded = self._state.replace(optimizer_steps=(), extra=())
-        exact = self._state.replace(params=(), opt_state=())
-        leaf = self._parallel.differing_leaf(rounded, rounded=True) or self._parallel.differing_leaf(exact)
+        stepped = replace(self._state, extra=())
+        others = replace(self._state, params=(), opt_state=())
+        leaf = self._parallel.differing_leaf(stepped, rounded=True) or self._parallel.differing_leaf(others)
         if leaf is not None:
             found, expected = "another value on each device", "the same on all devices"
             hint = "compute means over the rollout with mean(x) and mean.moments(x)"
@@ -211,12 +213,17 @@ class OverlappedLearner(Learner):
 # --- Compiled functions ------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=8)
-def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> Callable:
-    """`update.update` on these devices: state, rollout, options, key=key -> state, metrics. The state is consumed.
+class CompiledUpdate(Protocol):
+    """`update.update`, compiled. It consumes the state; all trees have the form of `DataParallel`."""
 
-    The sessions of a process share it, so that it is compiled once.
-    """
+    def __call__(
+        self, state: TrainState, rollout: Rollout, options: PPOConfig, *, key: jax.Array
+    ) -> tuple[TrainState, Metrics]: ...
+
+
+@lru_cache(maxsize=8)
+def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> CompiledUpdate:
+    """The update on these devices. The sessions of a process share it, so that it is compiled once."""
     function = partial(update, apply=network.apply, algorithm=algorithm)
     return DataParallel(devices).compile(function, donate_argnums=[0])
 

@@ -20,7 +20,7 @@ called an auto-reset step:
     step                      t                 t + 1                 t + 2
     the policy sees           frame t           frame t + 1,          frame t + 2, marked `first`:
                                                 the game's last       the next game's first
-    age of that frame         at most 3         at most 3             0: it fills the whole stack
+    age of that frame         a, at most 3      a + 1, at most 3      0: it fills the whole stack
     carry (the memory)        is kept           is kept               is cleared by the network, which gets `first`
     the action                ends the game     is ignored            is played
     terminated or truncated   true              false                 false

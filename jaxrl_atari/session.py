@@ -127,7 +127,7 @@ def train(session: "Session") -> Iterator[PendingMetrics]:
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
         log.after_update(pending_metrics, rate, (collected.waiting_seconds, collected.other_seconds))
-        del collected  # frees the memory of the rollout before the next one is filled
+        del collected  # without overlap, this frees the memory of the rollout before the next one is filled
         session.evaluate_if_due()
         session.checkpoint_if_due()
         yield pending_metrics

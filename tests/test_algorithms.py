@@ -15,19 +15,15 @@ import optax
 import pytest
 from fake_pools import Corridor, FakePool, group_of
 from small_networks import FeedForward, Recurrent, make
-from small_training import first_arrays
 
 from jaxrl_atari import network_functions, register_algorithm, register_network
 from jaxrl_atari.algorithm import Mean, Shard, as_numbers, find_algorithm, resolved_options
 from jaxrl_atari.categorical import log_prob_of
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
-from jaxrl_atari.devices import place
 from jaxrl_atari.errors import ConfigError
-from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.minibatches import observe
-from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
@@ -156,26 +152,6 @@ def test_a_network_with_a_field_of_its_own():
     assert network_functions.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
 
 
-@pytest.mark.long
-def test_a_learner_leaves_the_arrays_that_it_is_given():
-    register_network("own", FeedForward)
-    config = Config(
-        network=NetworkConfig(name="own"),
-        ppo=CONFIG,
-        env=EnvConfig(num_envs=ENVS),
-        devices=DevicesConfig(gpu=False),
-    )
-    placement = place(config.devices)
-    arrays = first_arrays(config, Corridor.num_actions, placement.home)
-    own = make_network(config.network, Corridor.num_actions, *placement.device_classes)
-    learner = Learner(placement, own, find_algorithm(config.algorithm), arrays.train_state)
-    params = arrays.train_state.params
-    learner.update([collected(own, params)], jax.tree.map(np.float32, CONFIG), KEY)()
-    assert learner.checkpoint_items() == {}
-    for given, new in zip(*map(jax.tree.leaves, (params, learner.state.params)), strict=True):
-        assert np.any(np.asarray(given) != new)
-
-
 @pytest.mark.parametrize("network", [FeedForward, Recurrent])
 def test_a_rollout_of_random_numbers_is_like_one_that_was_played(network):
     _, made = make(network, Corridor.num_actions)
@@ -239,93 +215,6 @@ def test_vtrace_computes_part_of_a_minibatch_at_a_time_on_each_device():
         )
         bounds[devices] = max(sizes)
     assert bounds == {1: config.minibatch_size, 2: config.minibatch_size // 2}
-
-
-def test_a_leaf_that_differs_between_devices_is_named():
-    parallel = DataParallel(jax.devices("cpu")[:3])
-    equal = {
-        "mean": jnp.float32(0.1),
-        "count": jnp.int32(2**30),
-        "is_warm": jnp.bool_(True),
-        "nan": jnp.array([jnp.nan, 1.0]),
-        "key": KEY,
-    }
-    assert parallel.differing_leaf(parallel.replicate(equal)) is None
-    rounded = parallel.assemble([equal, equal, equal | {"mean": jnp.nextafter(equal["mean"], 1.0)}])
-    assert parallel.differing_leaf(rounded, rounded=True) is None
-    assert parallel.differing_leaf(rounded) == "['mean']"
-    others = {
-        "mean": jnp.float32(0.2),
-        "count": jnp.int32(2**30 + 1),
-        "is_warm": jnp.bool_(False),
-        "nan": jnp.zeros(2),
-    }
-    for name, other in others.items():
-        rows = parallel.assemble([equal, equal, equal | {name: other}])
-        for may_round in (False, True):
-            assert parallel.differing_leaf(rows, rounded=may_round) == f"['{name}']"
-    assert parallel.differing_leaf(()) is None
-
-
-def extra_of_each_device(state, mean):
-    return state.replace(extra={"updates": state.extra["updates"] + 1, "mean": mean})
-
-
-def almost_equal_extra_of_each_device(state, mean):
-    """Statistics are compared exactly, unlike parameters: devices round them alike."""
-    return state.replace(extra={"updates": state.extra["updates"] + 1, "mean": 1 + 1e-6 * (1e6 * mean % 5)})
-
-
-def params_of_each_device(state, mean):
-    head = state.params["policy"]
-    return state.replace(params={**state.params, "policy": {**head, "bias": head["bias"] + mean}})
-
-
-def second_moments_of_each_device(state, mean):
-    """They are far below the absolute tolerance of `jnp.allclose`, but the parameters follow them."""
-    adam = next(part for part in state.opt_state if hasattr(part, "nu"))
-    moments = jax.tree.map(lambda x: x + 1e-9 * jnp.square(mean), adam.nu)
-    parts = tuple(part._replace(nu=moments) if part is adam else part for part in state.opt_state)
-    return state.replace(opt_state=parts)
-
-
-@pytest.mark.parametrize("overlap", ["none", "update"])
-@pytest.mark.parametrize(
-    ("changed", "leaf"),
-    [
-        (extra_of_each_device, r"extra\['mean'\]"),
-        (almost_equal_extra_of_each_device, r"extra\['mean'\]"),
-        (params_of_each_device, r"params\['policy'\]\['bias'\]"),
-        (second_moments_of_each_device, r"params\['\w+'\]\['\w+'\]"),
-    ],
-)
-def test_the_state_must_be_the_same_on_all_devices(overlap, changed, leaf):
-    """The first update finds a mean that each device has computed over its own part of the rollout."""
-
-    def prepare(state, apply, rollout, mean, options, key):
-        state = changed(state, jnp.mean(rollout.value))
-        return ppo_prepare(state, apply, rollout, mean, options, key)
-
-    extra = {"updates": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
-    register_algorithm("own", PPO._replace(init=lambda params, key: (params, extra), prepare=prepare))
-    register_network("own", FeedForward)
-    config = Config(
-        network=NetworkConfig(name="own"),
-        algorithm="own",
-        ppo=CONFIG,
-        env=EnvConfig(num_envs=ENVS),
-        devices=DevicesConfig(gpu=False, data_parallel=2),
-    )
-    placement = place(config.devices)
-    arrays = first_arrays(config, Corridor.num_actions, placement.home)
-    own = make_network(config.network, Corridor.num_actions, *placement.device_classes)
-    learner_class = {"none": Learner, "update": OverlappedLearner}[overlap]
-    learner = learner_class(placement, own, find_algorithm(config.algorithm), arrays.train_state)
-    halves = [collected(own, arrays.train_state.params, ENVS // 2, seed) for seed in (0, 1)]
-    expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
-    with pytest.raises(ConfigError, match=expected):
-        learner.update(halves, jax.tree.map(np.float32, CONFIG), KEY)()
-    learner.close()
 
 
 @pytest.mark.parametrize("value", [0.1, jnp.log(0.1)])

@@ -1,0 +1,236 @@
+"""The learner: which parameters act, what an update consumes, and what must be equal on all devices."""
+
+import threading
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from fake_pools import Corridor
+from small_networks import FeedForward, make
+
+from jaxrl_atari.config import DevicesConfig, PPOConfig
+from jaxrl_atari.data_parallel import DataParallel
+from jaxrl_atari.devices import place
+from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.learner import Learner, OverlappedLearner
+from jaxrl_atari.ppo import PPO, ppo_prepare
+from jaxrl_atari.random_rollout import random_rollout
+from jaxrl_atari.update import init_train_state
+
+LENGTH, ENVS = 16, 8
+CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)
+KEY = jax.random.key(7)
+either = pytest.mark.parametrize("kind", [Learner, OverlappedLearner])
+on_devices = pytest.mark.parametrize("devices", [1, 2])
+
+
+@cache
+def network():
+    """The first parameters and the functions of a small network; one object, so that it is compiled once."""
+    return make(FeedForward, Corridor.num_actions)
+
+
+def first_state(algorithm=PPO):
+    return init_train_state(network()[0], CONFIG, algorithm, KEY)
+
+
+def learner_of(kind, algorithm=PPO, state=None, *, devices=1, **options):
+    placement = place(DevicesConfig(gpu=False, data_parallel=devices))
+    return kind(placement, network()[1], algorithm, state or first_state(algorithm), **options)
+
+
+def start_update(learner, number=0, devices=1):
+    """Starts an update of a learner on a rollout, of which each device has other environments."""
+    keys = jax.random.split(jax.random.fold_in(KEY, number), devices)
+    size = {"length": LENGTH, "num_envs": ENVS // devices, "num_actions": Corridor.num_actions}
+    rollouts = [random_rollout(key, network()[1], **size) for key in keys]
+    return learner.update(rollouts, jax.tree.map(np.float32, CONFIG), jax.random.fold_in(KEY, number))
+
+
+def assert_equal(tree, other):
+    jax.tree.map(np.testing.assert_array_equal, tree, other)
+
+
+def kept(tree):
+    """A copy on the host, which no update consumes."""
+    return jax.tree.map(np.array, tree)
+
+
+# --- What acts ---------------------------------------------------------------------------------------------------
+
+
+@on_devices
+def test_the_newest_parameters_act(devices):
+    learner = learner_of(Learner, devices=devices)
+    learned = [kept(learner.params)]
+    for number in range(2):
+        start_update(learner, number, devices)
+        acting = learner.acting_params()
+        learned.append(kept(learner.params))
+        where = [params["value"]["bias"].devices() for params in acting]
+        assert where == [{device} for device in jax.devices()[:devices]]
+        for params in acting:
+            assert_equal(params, learned[-1])
+    assert not any(jax.tree.leaves(jax.tree.map(np.array_equal, *learned[1:])))
+    assert learner.checkpoint_items() == {}
+
+
+@on_devices
+def test_with_overlap_the_parameters_from_before_the_newest_update_act(devices):
+    learner = learner_of(OverlappedLearner, devices=devices)
+    learned = [kept(learner.params)]
+    assert_equal(learner.acting_params(), [learned[0]] * devices)
+    for number in range(3):
+        start_update(learner, number, devices)
+        assert_equal(learner.acting_params(), [learned[-1]] * devices)
+        learned.append(kept(learner.params))
+    learner.close()
+    # A checkpoint keeps both: the parameters that act, and the state to which they are compared.
+    items = learner.checkpoint_items()
+    assert items.keys() == {"acting"}
+    continued = learner_of(OverlappedLearner, state=learner.state, devices=devices, lagged_params=items["acting"])
+    assert_equal(continued.acting_params(), [learned[-2]] * devices)
+    assert_equal(continued.params, learned[-1])
+    continued.close()
+
+
+@on_devices
+def test_both_learn_the_same_from_the_same_rollouts(devices):
+    found = []
+    for kind in (Learner, OverlappedLearner):
+        learner = learner_of(kind, devices=devices)
+        metrics = [start_update(learner, number, devices)() for number in range(2)]
+        found.append((metrics, kept(learner.state), learner.parameter_norm()))
+        learner.close()
+    assert_equal(*found)
+    metrics, state, norm = found[0]
+    assert all(type(value) is float for value in metrics[1].values())
+    assert norm == pytest.approx(float(optax.tree.norm(state.params)))
+    assert jax.tree.map(np.shape, state) == jax.tree.map(np.shape, first_state())  # that of one device
+    assert state.optimizer_steps == 2 * CONFIG.epochs * ENVS * LENGTH // CONFIG.minibatch_size
+
+
+# --- What an update consumes -------------------------------------------------------------------------------------
+
+
+@either
+def test_a_learner_leaves_the_arrays_that_it_is_given(kind):
+    given = first_state()
+    learner = learner_of(kind, state=given)
+    start_update(learner)()
+    for old, new in zip(*map(jax.tree.leaves, (given.params, learner.state.params)), strict=True):
+        assert np.any(np.asarray(old) != new)
+    learner.close()
+
+
+# --- Errors ------------------------------------------------------------------------------------------------------
+
+
+def failing_loss(params, apply, batch, options):
+    raise ArithmeticError("planted")
+
+
+def test_an_error_of_an_update_is_raised_by_the_update():
+    learner = learner_of(Learner, PPO._replace(loss=failing_loss))
+    with pytest.raises(ArithmeticError, match="planted"):
+        start_update(learner)
+
+
+def test_an_error_of_an_overlapped_update_is_raised_by_whatever_waits_for_it():
+    learner = learner_of(OverlappedLearner, PPO._replace(loss=failing_loss))
+    before = kept(learner.params)
+    pending_metrics = start_update(learner)
+    waiting = {
+        "its metrics": pending_metrics,
+        "its metrics again": pending_metrics,
+        "the next update": lambda: start_update(learner),
+        "the state": lambda: learner.state,
+        "the parameters": lambda: learner.params,
+        "their norm": learner.parameter_norm,
+    }
+    for wait in waiting.values():
+        with pytest.raises(ArithmeticError, match="planted"):
+            wait()
+    assert_equal(learner.acting_params(), [before])  # waits for nothing
+    learner.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
+
+
+# --- What must be equal on all devices ---------------------------------------------------------------------------
+
+
+def test_a_leaf_that_differs_between_devices_is_named():
+    parallel = DataParallel(jax.devices("cpu")[:3])
+    equal = {
+        "mean": jnp.float32(0.1),
+        "count": jnp.int32(2**30),
+        "is_warm": jnp.bool_(True),
+        "nan": jnp.array([jnp.nan, 1.0]),
+        "key": KEY,
+    }
+    assert parallel.differing_leaf(parallel.replicate(equal)) is None
+    rounded = parallel.assemble([equal, equal, equal | {"mean": jnp.nextafter(equal["mean"], 1.0)}])
+    assert parallel.differing_leaf(rounded, rounded=True) is None
+    assert parallel.differing_leaf(rounded) == "['mean']"
+    others = {
+        "mean": jnp.float32(0.2),
+        "count": jnp.int32(2**30 + 1),
+        "is_warm": jnp.bool_(False),
+        "nan": jnp.zeros(2),
+    }
+    for name, other in others.items():
+        rows = parallel.assemble([equal, equal, equal | {name: other}])
+        for may_round in (False, True):
+            assert parallel.differing_leaf(rows, rounded=may_round) == f"['{name}']"
+    assert parallel.differing_leaf(()) is None
+
+
+def extra_of_each_device(state, mean):
+    return state.replace(extra={"updates": state.extra["updates"] + 1, "mean": mean})
+
+
+def almost_equal_extra_of_each_device(state, mean):
+    """Statistics are compared exactly, unlike parameters: devices round them alike."""
+    return state.replace(extra={"updates": state.extra["updates"] + 1, "mean": 1 + 1e-6 * (1e6 * mean % 5)})
+
+
+def params_of_each_device(state, mean):
+    head = state.params["policy"]
+    return state.replace(params={**state.params, "policy": {**head, "bias": head["bias"] + mean}})
+
+
+def second_moments_of_each_device(state, mean):
+    """They are far below the absolute tolerance of `jnp.allclose`, but the parameters follow them."""
+    adam = next(part for part in state.opt_state if hasattr(part, "nu"))
+    moments = jax.tree.map(lambda x: x + 1e-9 * jnp.square(mean), adam.nu)
+    parts = tuple(part._replace(nu=moments) if part is adam else part for part in state.opt_state)
+    return state.replace(opt_state=parts)
+
+
+@either
+@pytest.mark.parametrize(
+    ("changed", "leaf"),
+    [
+        (extra_of_each_device, r"extra\['mean'\]"),
+        (almost_equal_extra_of_each_device, r"extra\['mean'\]"),
+        (params_of_each_device, r"params\['policy'\]\['bias'\]"),
+        (second_moments_of_each_device, r"params\['\w+'\]\['\w+'\]"),
+    ],
+)
+def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
+    """The first update finds a mean that each device has computed over its own part of the rollout."""
+
+    def prepare(state, apply, rollout, mean, options, key):
+        state = changed(state, jnp.mean(rollout.value))
+        return ppo_prepare(state, apply, rollout, mean, options, key)
+
+    extra = {"updates": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
+    algorithm = PPO._replace(init=lambda params, key: (params, extra), prepare=prepare)
+    learner = learner_of(kind, algorithm, devices=2)
+    expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
+    with pytest.raises(ConfigError, match=expected):
+        start_update(learner, devices=2)()
+    learner.close()
