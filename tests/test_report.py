@@ -18,7 +18,7 @@ from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report import page
+from jaxrl_atari.report import run_page
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.aggregates import normalised, write_rliable
 from jaxrl_atari.report.page import try_report, write_report
@@ -355,7 +355,7 @@ def test_other_content_of_a_config_is_no_error(tmp_path, resumed):
 
 def test_an_error_of_the_package_is_not_blamed_on_the_files(tmp_path, monkeypatch, capsys):
     run_dir = write_run(tmp_path / "run", [short(1.0)])
-    monkeypatch.setattr(page, "trial_summary", lambda run: {}["score"])
+    monkeypatch.setattr(run_page, "trial_summary", lambda run: {}["score"])
     with pytest.raises(KeyError):
         write_report(run_dir)
     try_report(run_dir)  # the command that ends with it goes on

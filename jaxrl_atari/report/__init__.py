@@ -14,5 +14,7 @@ In reading order:
 | evaluations | the results that `evaluate` has written |
 | text | numbers, scores and summaries as text |
 | graphs, search_graphs | drawings, with matplotlib |
+| run_page, suite_page, search_page | what the page of a run, a suite or a search shows; its graphs are drawn |
+| page_content | the form of that, and what all pages show: config, software and hardware |
 | page | report.html |
 """
