@@ -78,17 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Plays full games with the chosen checkpoints, and prints and saves their scores."""
     options = parse(Options, arguments, "evaluate")
     import_named(options.imports)
-    session_dirs = _chosen_sessions(options)  # before the cache of compiled programs is made
-    for line in tune_process():
-        say(line)
-    do_not_preallocate()  # beside a training run
-    device = pick_device(options.gpu, field="--gpu")
-    if options.backend:
-        say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
-    policies = [
-        load_session_policy(path, options.checkpoint, device=device, backend=options.backend)
-        for path in session_dirs
-    ]
+    policies = _load_policies(options)
     run_dir = policies[0].session_dir.absolute().parent
     every_session = options.session == "all"
     directories = [policy.session_dir for policy in policies]
@@ -119,6 +109,25 @@ def _chosen_sessions(options: Options) -> list[Path]:
         numbers = range(read_config(options.run_dir).sessions)
     skip_damaged = options.checkpoint == "latest"
     return [find_session(options.run_dir, number, skip_damaged=skip_damaged) for number in numbers]
+
+
+def _load_policies(options: Options) -> list[Policy]:
+    """Loads the policies of the sessions that are to play, on the device that is to act.
+
+    Raises:
+        UserError: as `find_session` and `load_session_policy`; or there is no such device.
+    """
+    session_dirs = _chosen_sessions(options)  # before the cache of compiled programs is made
+    for line in tune_process():
+        say(line)
+    do_not_preallocate()  # beside a training run
+    device = pick_device(options.gpu, field="--gpu")
+    if options.backend:
+        say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
+    return [
+        load_session_policy(path, options.checkpoint, device=device, backend=options.backend)
+        for path in session_dirs
+    ]
 
 
 def _check_writable(directories: Sequence[Path], video: bool) -> None:

@@ -105,7 +105,7 @@ def make_model(
     def info(name: str, kind: int, shape: tuple) -> Any:
         return helper.make_tensor_value_info(name, kind, shape)
 
-    inputs = [info("stacks", TensorProto.UINT8, ("batch", 84, 84, 4))]
+    inputs = [info("stacks", TensorProto.UINT8, ("batch", *play.STACK_SHAPE))]
     outputs = [
         info("logits", TensorProto.FLOAT, ("batch", num_actions)),
         info("value", TensorProto.FLOAT, ("batch",)),

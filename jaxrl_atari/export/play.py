@@ -35,6 +35,9 @@ Array = Any
 Parameters = dict[str, Any]
 """Nested dicts of float32 arrays."""
 
+STACK_SHAPE = (84, 84, 4)
+"""Height and width of a frame, and the number of frames in a stack."""
+
 
 # --- Layers ------------------------------------------------------------------------------------------------------
 
@@ -241,7 +244,7 @@ class FrameStack:
     """The last four frames of each game; a game's first frame fills the stack."""
 
     def __init__(self, num_envs: int):
-        self.stacks = np.zeros((num_envs, 84, 84, 4), np.uint8)
+        self.stacks = np.zeros((num_envs, *STACK_SHAPE), np.uint8)
 
     def push(self, frame: Array, first: Array) -> Array:
         """Adds frames uint8 `[N, 84, 84]`, which start games where `first` is true; returns the stacks."""
@@ -274,8 +277,8 @@ def make_envs(about: dict[str, Any], num_envs: int) -> Any:
         full_action_space=about["full_action_space"],
         noop_max=about["noop_max"],
         use_fire_reset=about["fire_on_reset"],
-        img_height=84,
-        img_width=84,
+        img_height=STACK_SHAPE[0],
+        img_width=STACK_SHAPE[1],
         grayscale=True,
         stack_num=1,
         frameskip=4,

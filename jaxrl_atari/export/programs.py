@@ -59,16 +59,7 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     network = play.NETWORKS[network_name]
     program = bytes(jax_program(module, params, memory_sizes).serialize())
     model = make_model(network, params, num_actions, memory_sizes).SerializeToString()
-    random = np.random.default_rng(0)
-    stacks = random.integers(0, 256, (4, 84, 84, 4), np.uint8)
-    first = np.array([True, False, False, True])
-    memory = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory_sizes)
-    expected = run_jax(program, stacks, first, memory)
-    others = {
-        "NumPy": NumPyOutputs(*network(play.NumPyLayers(), params, stacks, first, memory)),
-        "onnxruntime": run_onnx(model, stacks, first, memory),
-    }
-    differences = {name: largest_difference(expected, outputs) for name, outputs in others.items()}
+    differences = _differences_to_jax(program, model, network, params, memory_sizes)
     worst = max(differences, key=differences.__getitem__)
     difference = differences[worst]
     if difference > TOLERANCE:
@@ -88,6 +79,31 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     for file, content in files.items():
         write_file(directory / file, content)
     return difference
+
+
+def _differences_to_jax(
+    program: bytes, model: bytes, network: play.Network, params: play.Parameters, memory_sizes: list[int]
+) -> dict[str, float]:
+    """Runs the three programs on random inputs.
+
+    Args:
+        program: the program for JAX.
+        model: the program for ONNX.
+        network: the program for NumPy.
+
+    Returns:
+        NumPy and onnxruntime -> the largest difference between their outputs and those of JAX.
+    """
+    random = np.random.default_rng(0)
+    stacks = random.integers(0, 256, (4, *play.STACK_SHAPE), np.uint8)
+    first = np.array([True, False, False, True])
+    memory = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory_sizes)
+    expected = run_jax(program, stacks, first, memory)
+    others = {
+        "NumPy": NumPyOutputs(*network(play.NumPyLayers(), params, stacks, first, memory)),
+        "onnxruntime": run_onnx(model, stacks, first, memory),
+    }
+    return {name: largest_difference(expected, outputs) for name, outputs in others.items()}
 
 
 class NumPyOutputs(NamedTuple):
@@ -144,7 +160,7 @@ def jax_program(module: Any, params: Any, memory_sizes: list[int]) -> export.Exp
     tuple of arrays float32 `[batch, F]`.
     """
     (batch,) = export.symbolic_shape("batch")
-    stacks = jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)
+    stacks = jax.ShapeDtypeStruct((batch, *play.STACK_SHAPE), jnp.uint8)
     if not memory_sizes:
 
         def act(stacks: Any) -> Any:
