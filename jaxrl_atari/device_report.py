@@ -9,7 +9,7 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import jax
@@ -19,9 +19,16 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.devices import learner_devices, local_gpus
-from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.choice import DeviceChoice, choose_device, choose_devices, limit_jax, start_gpus
+from jaxrl_atari.devices import learner_devices
+from jaxrl_atari.errors import ConfigError, UserError, reason
+from jaxrl_atari.hardware.choice import (
+    DeviceChoice,
+    StartedGpus,
+    choose_among,
+    choose_devices,
+    settle_devices,
+    start_gpus,
+)
 from jaxrl_atari.hardware.gpus import (
     VisibleGpus,
     driver_version,
@@ -30,7 +37,7 @@ from jaxrl_atari.hardware.gpus import (
     gpu_provider,
     visible_gpus,
 )
-from jaxrl_atari.hardware.memory import do_not_preallocate
+from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
 from jaxrl_atari.option_forms import GpuOption
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.update_memory import memory_report
@@ -50,13 +57,20 @@ class DeviceProblems(UserError):
     exit_status = 1
 
 
-class Started(NamedTuple):
-    """How JAX has started for the report, on the visible GPUs. Sessions start it on fewer."""
+class TriedGpus(NamedTuple):
+    """How JAX has started for the report: on all visible GPUs with free memory. A session starts it on fewer."""
 
-    gpus: dict[int, jax.Device]  # those on which JAX has started, by their indices
-    problems: list[str]  # what is wrong with the others
-    full: Collection[int] = ()  # those that lack memory: a session with one of them ends with an error
-    doubtful: Collection[int] = ()  # those of which at least one lacks memory; JAX does not say which
+    started: StartedGpus = StartedGpus()
+    problems: Sequence[str] = ()  # what is wrong with the other visible GPUs
+    full: Collection[int] = ()  # those that lack memory
+    doubtful: Collection[int] = ()  # at least one of these lacks memory; JAX does not say which
+
+    def of_session(self, used: Collection[int]) -> StartedGpus:
+        """How JAX starts in a session that uses these GPUs alone."""
+        by_index = {index: gpu for index, gpu in self.started.by_index.items() if index in used}
+        full = tuple(index for index in used if index in self.full)
+        why_none = f"JAX cannot start on GPU {', '.join(map(str, used))}"
+        return StartedGpus(tuple(by_index.values()), by_index, full, why_none)
 
 
 def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
@@ -75,63 +89,70 @@ def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
         chosen = choose_devices(config.devices)
     except UserError as caught:  # the report may tell why
         error = caught
-    visible = visible_gpus()
+    visible = _find_gpus()
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
-    started = _start(config.devices.memory_fraction)
-    broken = _try_devices([*started.gpus.values(), jax.devices("cpu")[0]])
+    tried = _start(visible, config.devices.memory_fraction)
+    broken = _try_devices([*tried.started.by_index.values(), jax.devices("cpu")[0]])
 
-    problems = [*visible.failing, *started.problems, *broken]
-    if visible.fault == "driver":
-        problems.append(visible.why_none)
-    if not visible.gpus and visible.fault is None:
+    failures = [*visible.failing, *tried.problems, *broken]
+    remarks = []  # problems that are no failure
+    if visible.fault == "plugin":
+        remarks.append(visible.why_none)
+    elif visible.fault is not None:
+        failures.append(visible.why_none)
+    elif not visible.gpus:
         say(f"no GPU: {visible.why_none}")
 
     for option in ("auto", True, False, *range(len(visible.in_one_process))):
-        say(f"devices.gpu = {str(option).lower():6}{_session_device(option, visible, started)}")
-    all_work = not problems
+        say(f"devices.gpu = {str(option).lower():5} -> {_session_device(option, visible, tried)}")
     if with_memory and chosen is not None and not broken:
         try:
-            say(_memory_text(config, chosen, started.gpus))
+            say(_memory_text(config, chosen, tried.started))
         except UserError as caught:
             error = caught
 
-    if visible.fault == "plugin":
-        problems.append(visible.why_none)
+    problems = [*failures, *remarks]
     for problem in problems:
         say(f"problem: {problem}")
     if not problems and error is None:
         say("no problem found")
-    if not all_work and error is None:
+    if failures and error is None:
         error = DeviceProblems(f"{counted(len(problems), 'problem')} found, listed above")
     return error
 
 
-def _start(memory_fraction: float | None) -> Started:
+def _find_gpus() -> VisibleGpus:
+    """The visible GPUs; none where CUDA's variables are wrong."""
+    try:
+        return visible_gpus()
+    except ConfigError as error:
+        return VisibleGpus((), str(error), "variables")
+
+
+def _start(visible: VisibleGpus, memory_fraction: float | None) -> TriedGpus:
     """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all."""
-    chosen = limit_jax(DevicesConfig(data_parallel="all", memory_fraction=memory_fraction))
-    if not chosen.used:
-        return Started({}, [])
-    full = [index for index in chosen.used if gpu_provider().is_full(chosen.gpus[index])]
-    free = tuple(index for index in chosen.used if index not in full)
+    all_indices = range(len(visible.in_one_process))
+    full = [index for index in all_indices if gpu_provider().is_full(visible.gpus[index])]
+    free = tuple(index for index in all_indices if index not in full)
     problems = [f"GPU {index}: other processes hold its memory" for index in full]
     if not free:
-        forbid_gpu("; ".join(problems))  # JAX can still start on the CPU
-        return Started({}, problems, full)
+        forbid_gpu("; ".join(problems) or visible.why_none)  # JAX can still start on the CPU
+        return TriedGpus(StartedGpus(), problems, full)
+    apply_memory_fraction(DevicesConfig(memory_fraction=memory_fraction))
     gpu_provider().limit(free)
-    try:
-        gpus = local_gpus(start_gpus(chosen._replace(learner=free)))
-    except UserError as error:  # there is memory on each, and not enough on one
-        forbid_gpu(str(error))
+    started = start_gpus(visible.gpus, free)
+    if started.full:  # there is memory on each, and not enough on one
+        forbid_gpu(started.why_none)
         if len(free) == 1:
-            return Started({}, [*problems, str(error)], [*full, *free])
+            return TriedGpus(started, [*problems, started.why_none], [*full, *free])
         hint = "for a report on one GPU alone, set CUDA_VISIBLE_DEVICES to its index"
-        return Started({}, [*problems, f"{error}; {hint}"], full, doubtful=free)
-    if gpus:
-        problems += [f"JAX has started without GPU {index}" for index in free if index not in gpus]
+        return TriedGpus(started, [*problems, f"{started.why_none}; {hint}"], full, doubtful=free)
+    if started.gpus:
+        problems += [f"JAX has started without GPU {index}" for index in free if index not in started.by_index]
     else:
-        problems.append(visible_gpus().why_none)
-    return Started(gpus, problems, full)
+        problems.append(started.why_none)
+    return TriedGpus(started, problems, full)
 
 
 def _print_versions() -> None:
@@ -159,54 +180,52 @@ def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
     return problems
 
 
-def _session_device(option: GpuOption, visible: VisibleGpus, started: Started) -> str:
-    """The device on which a session with this `devices.gpu` would learn, `unknown` or `an error`.
-
-    A session starts JAX on its own GPUs alone; see `devices.place`.
+def _session_device(option: GpuOption, visible: VisibleGpus, tried: TriedGpus) -> str:
+    """The device on which a session with this `devices.gpu` would learn, `unknown`, or the error.
 
     Args:
         visible: the GPUs that a session finds.
     """
-    cpu = jax.devices("cpu")[0]
+    options = DevicesConfig(gpu=option)
     try:
-        chosen = choose_device(option, visible, "devices.gpu")
+        chosen = choose_among(options, visible)
     except UserError:
-        return "an error"
-    if not isinstance(chosen, int):
-        return str(cpu)
-    if chosen in started.gpus:
-        return str(started.gpus[chosen])
-    if chosen in started.doubtful:
+        return f"an error: {visible.why_none}"
+    if any(index in tried.doubtful for index in chosen.used):
         return "unknown"
-    return str(cpu) if option == "auto" and chosen not in started.full else "an error"
+    started = tried.of_session(chosen.used)
+    try:
+        settled = settle_devices(options, chosen, started)
+    except UserError:
+        return f"an error: {started.why_none}"
+    return str(learner_devices(options, settled, started)[0])
 
 
-def _memory_text(config: Config, chosen: DeviceChoice, gpus: Mapping[int, jax.Device]) -> str:
+def _memory_text(config: Config, chosen: DeviceChoice, started: StartedGpus) -> str:
     """The memory that training with a config needs on each device that learns.
 
     The other processes of `devices.distributed` are taken to have as many devices as this one.
 
     Args:
         chosen: the devices that the config asks for.
-        gpus: those on which JAX has started, by their indices.
 
     Raises:
         ConfigError: training cannot be split over so many devices.
     """
-    if not gpus.keys() >= set(chosen.learner):
+    if not started.by_index.keys() >= set(chosen.learner):
         return "memory of a learner device: unknown, because JAX has not started on it"
-    devices = config.devices
-    here = dataclasses.replace(devices, distributed=False, data_parallel="all") if devices.distributed else devices
-    local = learner_devices(here, chosen, list(gpus.values()))
-    learners = len(local)
-    if devices.distributed and devices.data_parallel != "all":
-        learners = devices.data_parallel
-    elif devices.distributed:
-        if devices.num_processes is None:
+    options = config.devices
+    here = dataclasses.replace(options, distributed=False, data_parallel="all") if options.distributed else options
+    local = learner_devices(here, chosen, started)
+    count = len(local)
+    if options.distributed and options.data_parallel != "all":
+        count = options.data_parallel
+    elif options.distributed:
+        if options.num_processes is None:
             return "memory of a learner device: unknown without devices.num_processes"
-        learners *= devices.num_processes
-    config.check_split(learners)
-    return memory_report(config, local[0], learners)
+        count *= options.num_processes
+    config.check_split(count)
+    return memory_report(config, local[0], count)
 
 
 def _multiply(device: jax.Device) -> str:

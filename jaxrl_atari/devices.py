@@ -9,7 +9,8 @@ The verbs mean the same here, in `hardware/choice.py` and in `hardware/gpus.py`:
 | limit | let JAX start on the chosen GPUs only |
 | forbid | let JAX start on no GPU |
 | start | start JAX on the GPUs to which it is limited |
-| place | choose, limit and start: the result is devices of JAX |
+| settle | keep to the choice if JAX has started on it, fall back to the CPU, or raise an error |
+| place | choose, limit, start and settle: the result is devices of JAX |
 | pick | place, for a single `gpu` option: the result is one device of JAX |
 
 `check_placement` asserts where arrays lie, for `devices.check`. `data_parallel.py` runs the update on the devices
@@ -17,18 +18,24 @@ that learn. The command `python -m jaxrl_atari.devices` starts at the end of thi
 what it prints.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 
 from jaxrl_atari.checks import checked_value
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import ConfigError, UserError, require
-from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices, first_devices, limit_jax, start_gpus
+from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.hardware.choice import (
+    DeviceChoice,
+    StartedGpus,
+    first_devices,
+    limit_jax,
+    settle_devices,
+    start_gpus,
+)
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.distributed import gather_items
-from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
 from jaxrl_atari.option_forms import GpuOption, GpuWord
 
 
@@ -56,7 +63,7 @@ class Placement(NamedTuple):
         return device_class(self.learner[0]), device_class(self.actors[0])
 
 
-def place(devices: DevicesConfig) -> Placement:
+def place(options: DevicesConfig) -> Placement:
     """Returns the devices of a session, and starts JAX's back end on these devices alone.
 
     Raises:
@@ -64,26 +71,21 @@ def place(devices: DevicesConfig) -> Placement:
             on devices of different classes, or one of them on none.
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
-    chosen = limit_jax(devices)
-    started = start_gpus(chosen)
-    if chosen.gpus and not started:  # JAX cannot start on a GPU, and `start_gpus` has forbidden them all
-        if devices.distributed:  # the others would learn on GPUs
-            why = visible_gpus().why_none
-            raise UserError(f"devices.distributed: {why}; fix it, or use --devices.gpu false in all processes")
-        chosen = choose_devices(devices)  # `auto` now means the CPU; other options are an error
-    learner = learner_devices(devices, chosen, started)
-    if devices.distributed:
+    chosen = limit_jax(options)
+    started = start_gpus(chosen.gpus, chosen.used)
+    settled = settle_devices(options, chosen, started)
+    learner = learner_devices(options, settled, started)
+    if options.distributed:
         _require_one_class(learner)
-    _require_device_in_each_process(devices, learner)
+    _require_device_in_each_process(options, learner)
     local = of_this_process(learner)
-    gpus = local_gpus(started)
     actors = local
-    if chosen.actor != "learner":
-        actors = (local_device(chosen.actor, gpus, "devices.actor"),) * len(local)
+    if settled.actor != "learner":
+        actors = (local_device(settled.actor, started),) * len(local)
     evaluator = local[0]
-    if chosen.evaluator != "learner":
-        evaluator = local_device(chosen.evaluator, gpus, "devices.evaluator")
-    return Placement(learner, actors, evaluator, chosen.why_learner)
+    if settled.evaluator != "learner":
+        evaluator = local_device(settled.evaluator, started)
+    return Placement(learner, actors, evaluator, settled.why_learner)
 
 
 def _require_one_class(learner: Sequence[jax.Device]) -> None:
@@ -98,39 +100,27 @@ def _require_one_class(learner: Sequence[jax.Device]) -> None:
     require(len(classes) == 1, "devices.distributed", True, expected, hint)
 
 
-def _require_device_in_each_process(devices: DevicesConfig, learner: Sequence[jax.Device]) -> None:
+def _require_device_in_each_process(options: DevicesConfig, learner: Sequence[jax.Device]) -> None:
     """Raises `ConfigError` if a process has none of the devices that learn."""
     processes = {device.process_index for device in learner}
     expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
     enough = len(processes) == jax.process_count()
-    require(enough, "devices.data_parallel", devices.data_parallel, expected)
+    require(enough, "devices.data_parallel", options.data_parallel, expected)
 
 
-def learner_devices(
-    devices: DevicesConfig, chosen: DeviceChoice, started: Sequence[jax.Device]
-) -> tuple[jax.Device, ...]:
+def learner_devices(options: DevicesConfig, settled: DeviceChoice, started: StartedGpus) -> tuple[jax.Device, ...]:
     """The devices that learn, of all processes.
 
     Args:
-        chosen: the GPUs that `devices` asks for.
-        started: the GPUs that `start_gpus` has returned.
+        settled: what `settle_devices` has returned.
 
     Raises:
-        ConfigError: JAX has started without one of these devices.
+        ConfigError: JAX has fewer devices than `devices.data_parallel` asks for.
     """
-    if chosen.learner and not devices.distributed:
-        gpus = local_gpus(started)
-        return tuple(local_device(index, gpus, "devices.gpu") for index in chosen.learner)
-    available = started if chosen.learner else jax.devices("cpu")
-    return first_devices(devices, available, "the devices of JAX")
-
-
-def local_gpus(started: Sequence[jax.Device]) -> dict[int, jax.Device]:
-    """The GPUs that `start_gpus` has returned and this process has, by their indices among the visible GPUs.
-
-    An index may be missing: JAX may have started without one of the visible GPUs.
-    """
-    return {gpu_provider().index(gpu): gpu for gpu in of_this_process(started)}
+    if settled.learner and not options.distributed:
+        return tuple(started.by_index[index] for index in settled.learner)
+    available = started.gpus if settled.learner else jax.devices("cpu")
+    return first_devices(options, available, "JAX's devices")
 
 
 def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
@@ -138,22 +128,9 @@ def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     return tuple(device for device in devices if device.process_index == jax.process_index())
 
 
-def local_device(chosen: int | Literal["cpu"], gpus: Mapping[int, jax.Device], field: str) -> jax.Device:
-    """The device of this process that an option means.
-
-    Args:
-        chosen: index of a GPU among the visible GPUs, or the CPU.
-        gpus: those of `local_gpus`.
-        field: name of the option in the error.
-
-    Raises:
-        ConfigError: JAX has started without this GPU.
-    """
-    if chosen == "cpu":
-        return jax.local_devices(backend="cpu")[0]
-    expected = f"one of {list(gpus)}, on which JAX has started"
-    require(chosen in gpus, field, chosen, expected, "use a fresh process")
-    return gpus[chosen]
+def local_device(where: int | Literal["cpu"], started: StartedGpus) -> jax.Device:
+    """The device of this process that has this index among the visible GPUs, or its CPU."""
+    return jax.local_devices(backend="cpu")[0] if where == "cpu" else started.by_index[where]
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:

@@ -67,7 +67,7 @@ def memory_report(config: Config, device: jax.Device, learners: int = 1) -> str:
     memory = update_memory(config, device, learners)
     lower = "ppo.minibatch_size" if memory.working > 2 * memory.next_rollout else "env.num_envs"
     return f"""
-memory of a learner device that also acts, by XLA's analysis of the compiled update:
+memory of a learner device, if it also acts, by XLA's analysis of the compiled update:
   parameters, optimiser, rollout {memory.held / 2**20:10,.1f} MiB
   the next rollout               {memory.next_rollout / 2**20:10,.1f} MiB
   gradients and activations      {memory.working / 2**20:10,.1f} MiB

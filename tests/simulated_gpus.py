@@ -12,7 +12,7 @@ from itertools import groupby
 import jax
 
 from jaxrl_atari.hardware.gpus import Gpu, obey_cuda_visible_devices, use_provider
-from jaxrl_atari.hardware.jax_settings import jax_config
+from jaxrl_atari.hardware.jax_settings import has_started, jax_config
 from jaxrl_atari.imports import IMPORTS_VARIABLE
 
 
@@ -36,6 +36,9 @@ class SimulatedGpus:
         processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
         count = len(self.visible_gpus().gpus)
         return [device for _, devices in processes for device in list(devices)[1 : count + 1]]
+
+    def started(self):
+        return self.start() if has_started() else []
 
     def is_full(self, gpu):
         return False

@@ -334,7 +334,8 @@ def test_a_missing_device_is_refused_before_anything_is_written(command, tmp_pat
     folder, variables = tmp_path / "data", {"XLA_FLAGS": "", "CUDA_VISIBLE_DEVICES": "-1"}
     ended = shell(f'"$0" -m jaxrl_atari.{command} "$1" --devices.data-parallel 2', str(folder), **variables)
     assert (ended.returncode, folder.exists()) == (2, False)
-    assert ended.stderr.startswith("error: devices.data_parallel = 2: expected at most 1 (the CPU devices of JAX")
+    number = "expected at most 1, the number of JAX's CPU devices; there is no GPU: "
+    assert ended.stderr.startswith(f"error: devices.data_parallel = 2: {number}")
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,18 @@ from jaxrl_atari import device_report
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.devices import pick_device, place
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.choice import choose_devices, consecutive_blocks, divide_gpus, limit_jax
-from jaxrl_atari.hardware.gpus import visible_gpus
+from jaxrl_atari.hardware.choice import (
+    StartedGpus,
+    choose_among,
+    choose_devices,
+    consecutive_blocks,
+    divide_gpus,
+    limit_jax,
+    settle_devices,
+)
+from jaxrl_atari.hardware.gpus import VisibleGpus, visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
 from jaxrl_atari.trials.slots import plan_slots
 
@@ -46,7 +54,7 @@ def _clean(monkeypatch):
 def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-    found, why_none, fault, _ = visible_gpus()
+    found, why_none, fault, *_ = visible_gpus()
     assert [gpu.uuid for gpu in found] == expected
     assert {(gpu.model, gpu.memory) for gpu in found} <= {("H100", 24 * GIB)}
     assert (why_none, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", None)
@@ -66,14 +74,14 @@ def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
 def test_the_reason_for_no_gpu(variables, why_none, fault, machine, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert visible_gpus() == ((), why_none, fault, ())
+    assert visible_gpus() == VisibleGpus((), why_none, fault)
 
 
 def test_a_gpu_that_fails_does_not_hide_the_others(machine, monkeypatch):
     monkeypatch.setenv("FAKE_FAILING", "0:15,2:4")  # lost; not permitted, as in a container
     found = visible_gpus()
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-3"]
-    assert found[1:] == ("", None, ("GPU 0: 15",))
+    assert found == VisibleGpus(found.gpus, failing=("GPU 0: 15",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,MIG-gone,0")  # an unknown name ends the list
     assert [gpu.uuid for gpu in visible_gpus().gpus] == ["GPU-3"]
 
@@ -101,7 +109,7 @@ def test_a_session_uses_one_slice_of_several_and_sessions_take_them_in_turn(mach
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
     install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
-    assert visible_gpus() == ((), f"JAX's CUDA plugin is not installed; {install}", "plugin", ())
+    assert visible_gpus() == VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", "plugin")
 
 
 @pytest.mark.parametrize("names", ["0,0", "1,GPU-1", "2,0,2"])
@@ -278,6 +286,96 @@ def test_devices_of_a_session(simulate):
         place(DevicesConfig(gpu=False, actor=0))
 
 
+class KeptGpus(SimulatedGpus):
+    """As on a real machine, JAX keeps to the GPUs on which the first session has started it."""
+
+    def __init__(self, count):
+        super().__init__(count)
+        self._limit, self._kept = (), None
+
+    def limit(self, used):
+        self._limit = tuple(used)
+
+    def start(self):
+        self._kept = self._limit if self._kept is None else self._kept
+        return [gpu for index, gpu in enumerate(super().start()) if index in self._kept]
+
+    def started(self):
+        return [] if self._kept is None else self.start()
+
+
+@pytest.fixture
+def keep():
+    before = []
+    yield lambda count: before.append(gpus.use_provider(KeptGpus(count)))
+    gpus.use_provider(before[0])
+
+
+def test_auto_means_a_gpu_on_which_this_process_has_started_jax(keep):
+    keep(4)
+    cpu = jax.devices("cpu")
+    assert place(DevicesConfig(gpu=1, actor=3)).actors == (cpu[4],)
+    for gpu in ("auto", True, 1):
+        assert place(DevicesConfig(gpu=gpu)).learner == (cpu[2],)
+    assert pick_device("auto", "--gpu") == cpu[2]
+    assert place(DevicesConfig(gpu=3, evaluator="auto")).evaluator == cpu[2]
+    with pytest.raises(
+        ConfigError, match=r"^--gpu = 0: expected one of \[1, 3\], on which JAX has started; use a f"
+    ):
+        pick_device(0, "--gpu")
+    with pytest.raises(ConfigError, match=r"^devices.data_parallel = 2: expected GPUs on which JAX has started, "):
+        place(DevicesConfig(data_parallel=2))
+    assert divide_gpus(DevicesConfig()).blocks == [(0,), (1,), (2,), (3,)]  # for processes of their own
+    assert pick_device(False) == cpu[0]
+
+
+TWO = VisibleGpus((gpus.Gpu("GPU-a", "H100", 0), gpus.Gpu("GPU-b", "H100", 0)))
+NONE = VisibleGpus((), "no driver")
+FULL = StartedGpus(full=(0,), why_none="GPU 0 is full")
+BROKEN = StartedGpus(why_none="CUDA is broken")
+
+
+def started_on(*indices):
+    """JAX on these GPUs; a string takes the place of a device of JAX."""
+    devices = {index: f"cuda:{index}" for index in indices}
+    return StartedGpus(tuple(devices.values()), devices)
+
+
+@pytest.mark.parametrize(
+    ("visible", "started", "auto", "true", "zero", "one"),
+    [
+        (TWO, started_on(0, 1), 0, 0, 0, 1),
+        (TWO, FULL, "GPU 0 is full", "GPU 0 is full", "GPU 0 is full", "GPU 0 is full"),
+        (TWO, BROKEN, "cpu", "none; CUDA is broken", "none; CUDA is broken", "none; CUDA is broken"),
+        (TWO, started_on(1), "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", 1),
+        (TWO._replace(started=(1,)), started_on(1), 1, 1, "one of [1], on which JAX has started", 1),
+        (NONE, StartedGpus(), "cpu", "none; no driver", "none; no driver", "none; no driver"),
+        (VisibleGpus((), "wrong variable", "variables"), StartedGpus(), *["wrong variable"] * 4),
+    ],
+)
+def test_where_a_session_learns(visible, started, auto, true, zero, one):
+    for gpu, expected in (("auto", auto), (True, true), (0, zero), (1, one), (False, "cpu")):
+        assert str(expected) in learner_or_error(DevicesConfig(gpu=gpu), visible, started)
+
+
+def learner_or_error(options, visible, started):
+    try:
+        (device,) = settle_devices(options, choose_among(options, visible), started).learner or ("cpu",)
+    except UserError as error:
+        return str(error)
+    return str(device)
+
+
+def test_one_process_of_several_does_not_fall_back_to_the_cpu():
+    options = DevicesConfig(distributed=True)
+    chosen = choose_among(options, TWO)
+    with pytest.raises(
+        UserError, match=r"devices.distributed: CUDA is broken; fix it, or use --devices.gpu false"
+    ):
+        settle_devices(options, chosen, BROKEN)
+    assert settle_devices(options, chosen, started_on(1)) == chosen  # JAX_LOCAL_DEVICE_IDS=1
+
+
 @pytest.mark.gpu
 def test_gpu_option_on_a_real_gpu():
     if not visible_gpus().gpus:
@@ -415,6 +513,7 @@ def test_memory_fraction_on_a_real_gpu():
 
 
 OUT_OF_MEMORY = {"FAKE_CUDA_ERROR": "CUDA_ERROR_OUT_OF_MEMORY"}
+AN_ERROR = "an error: JAX cannot start on GPU {}"
 
 
 def report(run, *options, **variables):
@@ -428,7 +527,7 @@ def test_report_of_the_devices():
     assert result.returncode == 0, result.stderr
     assert f"jax {jax.__version__}" in result.stdout.splitlines()
     assert result.stdout.count("matrix product right") == 3  # two GPUs and the CPU
-    for line in ("devices.gpu = auto  cpu:1", "devices.gpu = true  cpu:1", "devices.gpu = 1     cpu:2"):
+    for line in ("devices.gpu = auto  -> cpu:1", "devices.gpu = true  -> cpu:1", "devices.gpu = 1     -> cpu:2"):
         assert line in result.stdout
     assert "memory of a learner device" in result.stdout
     assert "what reduces it: env.num_envs" in result.stdout
@@ -452,7 +551,7 @@ def test_report_of_the_devices():
 def test_report_of_problems(variables, problem, tmp_path):
     result = report(FakeMachine(tmp_path, gpus=2).python, **variables)
     assert result.returncode == 1, result.stderr
-    assert result.stdout.count(f"problem: {problem}") == result.stdout.count(problem) == 1
+    assert sum(line.startswith(f"problem: {problem}") for line in result.stdout.splitlines()) == 1
     assert "no problem found" not in result.stdout
 
 
@@ -460,7 +559,7 @@ def test_report_of_problems(variables, problem, tmp_path):
     ("full", "problem", "auto"),
     [
         ([], "JAX has started without GPU 0", "cpu:0"),  # a session limits JAX to GPU 0, and falls back
-        (["0"], "GPU 0: other processes hold its memory", "an error"),
+        (["0"], "GPU 0: other processes hold its memory", AN_ERROR.format(0)),
     ],
 )
 def test_the_report_names_the_gpu_that_jax_lacks(full, problem, auto, simulate, monkeypatch, capsys):
@@ -480,7 +579,14 @@ def test_the_report_names_the_gpu_that_jax_lacks(full, problem, auto, simulate, 
         device_report.main([])
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("problem: ")] == [f"problem: {problem}"]
-    for choice in (f"auto  {auto}", "true  an error", "false cpu:0", "0     an error", "1     cpu:2"):
+    an_error = AN_ERROR.format(0)
+    for choice in (
+        f"auto  -> {auto}",
+        f"true  -> {an_error}",
+        "false -> cpu:0",
+        f"0     -> {an_error}",
+        "1     -> cpu:2",
+    ):
         assert f"devices.gpu = {choice}" in lines
     assert place(DevicesConfig(gpu=1)).home == jax.devices("cpu")[2]  # as the report says
     monkeypatch.setattr(device_report, "memory_report", lambda config, device, learners: f"memory of {device}")
@@ -496,9 +602,9 @@ def test_the_report_names_the_gpu_that_jax_lacks(full, problem, auto, simulate, 
 @pytest.mark.parametrize(
     ("visible", "variables", "problem", "auto", "index"),
     [
-        ("0,1", {}, "JAX cannot start on a GPU: ", "cpu:0", "an error"),
-        ("0,1", {"FAKE_TAKEN_GIB": "23.9"}, "GPU 0: other processes hold its memory", "an error", "an error"),
-        ("1", OUT_OF_MEMORY, "JAX cannot start on a GPU (", "an error", "an error"),
+        ("0,1", {}, "JAX cannot start on a GPU: ", "cpu:0", AN_ERROR),
+        ("0,1", {"FAKE_TAKEN_GIB": "23.9"}, "GPU 0: other processes hold its memory", AN_ERROR, AN_ERROR),
+        ("1", OUT_OF_MEMORY, "JAX cannot start on a GPU (", AN_ERROR, AN_ERROR),
         ("0,1", OUT_OF_MEMORY, "JAX cannot start on a GPU (", "unknown", "unknown"),  # one may have enough
     ],
 )
@@ -508,13 +614,44 @@ def test_the_report_says_what_a_session_does_where_jax_cannot_start(
     run = FakeMachine(tmp_path, gpus=2).python
     result = report(run, "--config", "configs/qbert.py", CUDA_VISIBLE_DEVICES=visible, **variables)
     assert result.returncode == 1, result.stderr
-    assert result.stdout.count(f"problem: {problem}") == result.stdout.count(problem) == 1
-    indices = [f"{number}     {index}" for number in range(len(visible.split(",")))]
-    for choice in (f"auto  {auto}", f"true  {index}", "false cpu:0", *indices):
+    assert sum(line.startswith(f"problem: {problem}") for line in result.stdout.splitlines()) == 1
+    indices = [f"{number}     -> {index.format(number)}" for number in range(len(visible.split(",")))]
+    for choice in (f"auto  -> {auto.format(0)}", f"true  -> {index.format(0)}", "false -> cpu:0", *indices):
         assert f"devices.gpu = {choice}\n" in result.stdout
     in_doubt = "too little memory is free on one of GPU 0 (GPU-0), GPU 1 (GPU-1); wait for other processes, "
     assert (in_doubt in result.stdout) == (index == "unknown")
     assert "matrix product right" in result.stdout  # of the CPU
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("CUDA_DEVICE_ORDER", "FASTEST_FIRST", "PCI_BUS_ID"),
+        ("CUDA_VISIBLE_DEVICES", "0,0", "each GPU at most once"),
+    ],
+)
+def test_wrong_variables_of_cuda_are_a_problem_that_the_report_lists(variable, value, expected, tmp_path):
+    """A session on the CPU ignores them; any other one, and a report on it, ends with an error."""
+    run, error = FakeMachine(tmp_path, gpus=2).python, f"{variable} = '{value}': expected {expected}"
+    result = report(run, **{variable: value})
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: {error}")
+    for line in (f"jax {jax.__version__}", f"devices.gpu = auto  -> an error: {error}", f"problem: {error}"):
+        assert f"\n{line}" in result.stdout
+    assert "matrix product right" in result.stdout  # of the CPU
+    result = report(run, "--devices.gpu", "false", **{variable: value})
+    assert (result.returncode, result.stderr) == (1, "error: 1 problem found, listed above\n")
+    assert f"\nproblem: {error}" in result.stdout
+
+
+def test_a_missing_plugin_is_listed_and_no_failure(machine, monkeypatch, capsys):
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setattr(gpus, "_jax_plugins", list)
+    device_report.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("problem: JAX's CUDA plugin is not installed")
+    (demanded,) = (line for line in lines if line.startswith("devices.gpu = true"))
+    assert demanded.startswith("devices.gpu = true  -> an error: JAX's CUDA plugin is not installed")
 
 
 def test_an_impossible_split_does_not_hide_the_problems(machine, monkeypatch, capsys):
@@ -543,7 +680,9 @@ def test_the_memory_of_several_processes_is_that_of_one_device_of_all(simulate, 
     distributed = [*options, "--devices.distributed", "--devices.data-parallel", "all"]
     device_report.main([*distributed, "--devices.num-processes", "2"])
     frames = 20 * (64 // 4) * 84 * 84  # of 16 + 4 steps, on one of 2 x 2 GPUs
-    assert f"the next rollout               {frames / 2**20:10,.1f} MiB" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"the next rollout               {frames / 2**20:10,.1f} MiB" in printed
+    assert "memory of a learner device, if it also acts, by" in printed
     device_report.main(distributed)
     assert "memory of a learner device: unknown without devices.num_processes" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"devices.data_parallel = 6: expected a divisor of env.num_envs = 64"):

@@ -37,9 +37,12 @@ class VisibleGpus(NamedTuple):
 
     gpus: tuple[Gpu, ...]
     why_none: str = ""  # why `gpus` is empty
-    fault: Literal["driver", "plugin"] | None = None
-    """What keeps GPUs from being used: a failing driver, or JAX's CUDA plugin, which is not installed."""
+    fault: Literal["driver", "plugin", "variables"] | None = None
+    """What keeps GPUs from being used: a failing driver, JAX's CUDA plugin, which is not installed, or wrong
+    variables of CUDA, which `visible_gpus` reports as an error and the command `devices` as a problem."""
     failing: tuple[str, ...] = ()  # errors of GPUs that NVML lists and cannot read; they have no index
+    started: tuple[int, ...] = ()
+    """Indices of those on which JAX has started in this process. Empty: it may still start on any of `gpus`."""
 
     @property
     def in_one_process(self) -> tuple[Gpu, ...]:
@@ -49,6 +52,11 @@ class VisibleGpus(NamedTuple):
         """
         has_slice = any(gpu.uuid.startswith("MIG-") for gpu in self.gpus)
         return self.gpus[:1] if has_slice else self.gpus
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """The indices of the GPUs on which JAX has started, or may start, in one process."""
+        return self.started or tuple(range(len(self.in_one_process)))
 
 
 # --- Providers ---------------------------------------------------------------------------------------------------
@@ -71,6 +79,10 @@ class GpuProvider(Protocol):
 
     def start(self) -> list[jax.Device]:
         """Starts JAX and returns the GPUs of all processes. Raises RuntimeError if JAX cannot start on them."""
+        ...
+
+    def started(self) -> list[jax.Device]:
+        """What `start` has returned in this process; empty if JAX has not started on a GPU."""
         ...
 
     def is_full(self, gpu: Gpu) -> bool:
@@ -130,6 +142,13 @@ class NvidiaGpus:
         """See `GpuProvider`."""
         return jax.devices("gpu")
 
+    def started(self) -> list[jax.Device]:
+        """See `GpuProvider`."""
+        if has_started_on_gpu():
+            with contextlib.suppress(RuntimeError):  # JAX has started on another kind of accelerator
+                return jax.devices("gpu")
+        return []
+
     def is_full(self, gpu: Gpu) -> bool:
         """See `GpuProvider`. A GPU whose free memory NVML does not tell is not full."""
         try:
@@ -160,13 +179,30 @@ def gpu_provider() -> GpuProvider:
 
 
 def visible_gpus() -> VisibleGpus:
-    """The GPUs that JAX could use in this process.
+    """The GPUs that JAX could use in a process that has not started it.
 
     Raises:
         ConfigError: CUDA_DEVICE_ORDER is another order than NVML's, CUDA_VISIBLE_DEVICES names a GPU twice, or
             the user has set `jax_cuda_visible_devices` of JAX's config.
     """
     return gpu_provider().visible_gpus()
+
+
+def usable_gpus() -> VisibleGpus:
+    """As `visible_gpus`, but JAX, where it has started on a GPU in this process, keeps to those that it has."""
+    visible = visible_gpus()
+    if not visible.gpus:
+        return visible
+    return visible._replace(started=tuple(sorted(gpus_by_index(gpu_provider().started()))))
+
+
+def gpus_by_index(gpus: Sequence[jax.Device]) -> dict[int, jax.Device]:
+    """Those of JAX's GPUs that this process has, by their indices among the visible GPUs.
+
+    An index may be missing: JAX may have started without one of the visible GPUs.
+    """
+    own = [gpu for gpu in gpus if gpu.process_index == jax.process_index()]
+    return {gpu_provider().index(gpu): gpu for gpu in own}
 
 
 def forbid_gpu(why: str = "this process needs none") -> None:
