@@ -19,7 +19,6 @@ from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.network_interface import Network
 from jaxrl_atari.output import say_traceback
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
-from jaxrl_atari.runs.early_runs import items_of
 from jaxrl_atari.runs.progress import Progress
 
 MakeGroups = Callable[[int, int], list[list[EnvGroup]]]
@@ -183,7 +182,7 @@ def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
 
 def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
     """Why the games of a checkpoint cannot continue in these environments; empty if they can."""
-    if "games" not in items_of(meta):
+    if "games" not in meta["items"]:
         return "the checkpoint has none: the back end ale records them, in a single process"
     before = meta["config"]["env"]
     now = {"num_envs": env.num_envs, "backend": env.backend}

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import math
 import os
 import shutil
@@ -107,7 +108,7 @@ def test_an_early_checkpoint_of_format_3_gets_what_later_ones_have():
     statistics = {"episodes": 2, "returns": [1.0, 3.0], "lengths": [10, 20]}
     early = {**counted, "statistics": statistics | {"points": [1.0, 2.0]}}
     complete = {
-        **counted, "steps": 384, "items": {}, "logged_env_steps": 50_000, "evaluated_env_steps": 50_000,
+        **counted, "steps": 384, "logged_env_steps": 50_000, "evaluated_env_steps": 50_000,
         "unlogged_metrics": [], "statistics": statistics | {"points": [(40_000, 1.0), (50_000, 2.0)]},
     }  # fmt: skip
     assert complete_meta(early) == complete
@@ -408,5 +409,13 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         save(Checkpoints(tmp_path), 10, 1.0)
 
 
-def test_a_checkpoint_of_an_early_version_has_no_games():
-    assert games_problem(EnvConfig(), {"config": Config().to_dict()}).startswith("the checkpoint has none: ")
+def test_a_checkpoint_of_an_early_version_has_no_games(tmp_path):
+    save(Checkpoints(tmp_path), 10, 1.0)
+    path = tmp_path / "checkpoints" / "10" / "meta" / "metadata"
+    meta = json.loads(path.read_text())
+    del meta["items"]
+    path.write_text(json.dumps(meta))
+    edit_meta(tmp_path, 10, config=Config().to_dict())
+    early = Checkpoints(tmp_path)
+    assert games_problem(EnvConfig(), early.read_meta(10)).startswith("the checkpoint has none: ")
+    early.check(10)

@@ -213,15 +213,6 @@ def test_a_search_that_continues_may_have_more_trials_but_no_other_options(tmp_p
         command.parse_options(["--resume", str(tmp_path / "nowhere")])
 
 
-@pytest.mark.parametrize(("method", "sampler"), [("optuna", "tpe"), ("random", "random")])
-def test_the_sampler_of_an_earlier_version_is_read(tmp_path, method, sampler):
-    new_search(tmp_path)
-    stored = json.loads((tmp_path / "search.json").read_text())
-    del stored["search"]["sampler"]
-    write_json(tmp_path / "search.json", stored | {"search": stored["search"] | {"method": method}})
-    assert read_search(tmp_path)[1].sampler == sampler
-
-
 def test_a_search_of_an_earlier_version_needs_that_version(tmp_path):
     new_search(tmp_path)
     values = json.loads((tmp_path / "search.json").read_text())

@@ -24,7 +24,7 @@ What a session resumes from
     checkpoint_files.py   writes the files of a checkpoint
     published.py     writes checkpoints that hold the parameters alone
     arrays.py        arrays in orbax's files, and their digests
-    early_runs.py    adds what the files of early versions lack
+    early_runs.py    adds what the checkpoints of early versions lack
 
 What `verify` needs
     actions.py       the log of actions, with the seeds and scores of all games

@@ -39,7 +39,7 @@ from jaxrl_atari.runs.arrays import (
     to_host,
 )
 from jaxrl_atari.runs.checkpoint_files import without_late_reports, write_checkpoint
-from jaxrl_atari.runs.early_runs import complete_meta, items_of
+from jaxrl_atari.runs.early_runs import complete_meta
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, checkpoint_path, meta_file
 
@@ -141,7 +141,7 @@ class Checkpoints:
                 f"{path}: has checkpoint format {meta['format_version']}, and this version of jaxrl_atari reads"
                 f" format {FORMAT_VERSION}; use the version that saved it ({meta['package_version']})"
             )
-        return meta
+        return {"items": {}} | meta  # checkpoints up to 9cb0119 have arrays alone
 
     def restore(self, env_steps: int, target: Any = None, item: str = "arrays", part: str = "") -> Any:
         """Restores the arrays of an item to the devices of `target`, whatever devices they were saved from.
@@ -174,7 +174,7 @@ class Checkpoints:
 
     def check(self, env_steps: int) -> None:
         """Reads all arrays of a checkpoint, to check them. Raises `UserError` as `restore`."""
-        for item in ["arrays", *items_of(self.read_meta(env_steps))]:
+        for item in ["arrays", *self.read_meta(env_steps)["items"]]:
             self.restore(env_steps, item=item)
 
     def restore_newest(self, target: Callable[[dict[str, Any]], Any], part: str = "") -> RestoredCheckpoint:
@@ -241,7 +241,7 @@ class Checkpoints:
         meta = self.read_meta(env_steps)
         items = {"arrays": self.restore(env_steps)}
         if is_leader():
-            for name in items_of(meta).keys() & {"acting", "evaluation"}:
+            for name in meta["items"].keys() & {"acting", "evaluation"}:
                 items[name] = self.restore(env_steps, item=name)
         return ResumedCheckpoint(checkpoint_path(self.session_dir, env_steps), env_steps, items, meta, {})
 

@@ -12,7 +12,6 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.errors import UserError, reason, require_package
 from jaxrl_atari.runs.columns import AXES, section_of
-from jaxrl_atari.runs.early_runs import add_times
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
 from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
 from jaxrl_atari.runs.writers import Row, Writer, known_values
@@ -48,7 +47,7 @@ class TensorBoardWriter(Writer):
         self._events = EventsWriter(str(session_dir / "events"))
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
         self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
-        for row in add_times(_numbers(read_table(session_dir / METRICS_FILE)), now=time.time()):
+        for row in _numbers(read_table(session_dir / METRICS_FILE)):
             self.write(row)
         for row in _numbers(read_table(session_dir / EVALUATIONS_FILE)):
             self.evaluation(row)

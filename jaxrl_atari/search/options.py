@@ -24,7 +24,6 @@ from jaxrl_atari.checks import Limits, check_fields
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.early_runs import present_search_options
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
 from jaxrl_atari.trials.resources import ResourcesConfig
@@ -88,7 +87,7 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     try:
         space = {name: json_to_distribution(json.dumps(saved)) for name, saved in search["space"].items()}
         resources = ResourcesConfig(**search["resources"])
-        options = present_search_options(search) | {"space": space, "resources": resources}
+        options = search | {"space": space, "resources": resources}
         return config, SearchConfig(**options)
     except UserError as error:  # a value that its field does not accept
         raise UserError(f"{path}: {error}") from error
