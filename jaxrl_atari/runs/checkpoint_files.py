@@ -14,10 +14,10 @@ from jaxrl_atari.runs.arrays import this_process
 
 
 class _WithoutLateReports:
-    """A `sys.unraisablehook` that drops what the threads of orbax report after a save has failed.
+    """A `sys.unraisablehook` that drops what the threads of orbax report after a save or a restore has failed.
 
-    If one file cannot be written, because the disk is full for example, orbax closes its event loop while other
-    files are still being written. For each of them Python would then print a traceback, "Event loop is closed",
+    If one file cannot be written or read, because the disk is full for example, orbax closes its event loop while
+    it still works on other files. For each of them Python would then print a traceback, "Event loop is closed",
     and the one line that says what is wrong would be lost among them.
 
     Args:
@@ -43,17 +43,23 @@ def _is_no_late_report(record: logging.LogRecord) -> bool:
 
 @contextlib.contextmanager
 def without_late_reports() -> Iterator[None]:
-    """Keeps late reports of a failed save, by orbax's threads and its event loop, from standard error.
+    """Keeps late reports by orbax's threads and its event loop from standard error, if a save or a restore fails.
 
-    If the block, which saves a checkpoint, fails, this stays so until a later save succeeds: the reports may come
-    later than the error.
+    If the block fails, this stays so until `show_late_reports` is called: the reports may come later than the
+    error, while another checkpoint is restored.
     """
-    if not isinstance(sys.unraisablehook, _WithoutLateReports):
+    has_failed_before = isinstance(sys.unraisablehook, _WithoutLateReports)
+    if not has_failed_before:
         sys.unraisablehook = _WithoutLateReports(sys.unraisablehook)
-    asyncio_log = logging.getLogger("asyncio")
-    asyncio_log.addFilter(_is_no_late_report)  # once, however often it is added
+    logging.getLogger("asyncio").addFilter(_is_no_late_report)  # once, however often it is added
     yield
-    asyncio_log.removeFilter(_is_no_late_report)
+    if not has_failed_before:
+        show_late_reports()
+
+
+def show_late_reports() -> None:
+    """Ends what a failed block of `without_late_reports` has left."""
+    logging.getLogger("asyncio").removeFilter(_is_no_late_report)
     if isinstance(sys.unraisablehook, _WithoutLateReports):
         sys.unraisablehook = sys.unraisablehook.report
 

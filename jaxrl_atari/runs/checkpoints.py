@@ -38,7 +38,7 @@ from jaxrl_atari.runs.arrays import (
     to_devices,
     to_host,
 )
-from jaxrl_atari.runs.checkpoint_files import without_late_reports, write_checkpoint
+from jaxrl_atari.runs.checkpoint_files import show_late_reports, without_late_reports, write_checkpoint
 from jaxrl_atari.runs.early_runs import complete_meta
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, checkpoint_path, meta_file
@@ -164,7 +164,8 @@ class Checkpoints:
             raise ParametersOnly(path)
         require_shapes(path, saved["shapes"], target, part)
         try:
-            values = read_arrays(path / item, target or dict.fromkeys(saved["shapes"], 0), part)
+            with without_late_reports():
+                values = read_arrays(path / item, target or dict.fromkeys(saved["shapes"], 0), part)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise DamagedCheckpoint(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
         for name, present in array_digests(values).items():
@@ -303,6 +304,7 @@ class Checkpoints:
                 self._say(f"{path}: was there already; it is now {aside}")
             with without_late_reports():
                 write_checkpoint(path, host, meta, chunk_bytes)
+            show_late_reports()  # by now, those of an earlier failure have come
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
