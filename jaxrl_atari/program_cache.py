@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from jaxrl_atari.hardware import cpu
-from jaxrl_atari.hardware.jax_settings import jax_config
+from jaxrl_atari.hardware.jax_settings import jax_config, jax_options
 
 ZSTD = b"\x28\xb5\x2f\xfd"
 """The bytes with which data in zstd begin (RFC 8878)."""
@@ -54,11 +54,11 @@ def keep_compiled_programs() -> list[str]:
     except RuntimeError:  # neither HOME nor an entry in /etc/passwd
         return ["compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"]
     except OSError:
-        jax_config.update("jax_enable_compilation_cache", False)
+        jax_options.set_for_process("jax_enable_compilation_cache", False)
         return [f"compiled programs are not kept: {folder} cannot be written to"]
-    jax_config.update("jax_compilation_cache_dir", folder)
+    jax_options.set_for_process("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax_config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax_options.set_for_process("jax_persistent_cache_min_compile_time_secs", 0)
     return [*lines, f"compiled programs are kept in {folder}"]
 
 

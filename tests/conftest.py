@@ -29,7 +29,7 @@ def no_session_before():
     """A session puts back the settings that an earlier one has changed. Here that would be an earlier test, whose
     settings have ended with it."""
     yield
-    for changed in (jax_settings.changed_variables, jax_settings.changed_options):
+    for changed in (jax_settings.environment_variables, jax_settings.jax_options):
         changed._changed.clear()
 
 

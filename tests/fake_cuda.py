@@ -64,11 +64,11 @@ def _machine(monkeypatch):
     platforms, in_jax = jax.config.jax_platforms, jax.config.read("jax_cuda_visible_devices")
     jax.config.update("jax_platforms", None)
     gpus._start_nvml.cache_clear()
-    gpus._count_as_nvml.cache_clear()
+    gpus._number_gpus_as_nvml.cache_clear()
     before = gpus.use_provider(gpus.NvidiaGpus())
     yield nvml
     gpus.use_provider(before)
     gpus._start_nvml.cache_clear()
-    gpus._count_as_nvml.cache_clear()
+    gpus._number_gpus_as_nvml.cache_clear()
     jax.config.update("jax_platforms", platforms)
     jax.config.update("jax_cuda_visible_devices", in_jax)

@@ -184,6 +184,13 @@ def test_only_data_parallel_spreads_work():
     assert spreading == {"data_parallel"}
 
 
+def test_only_jax_settings_changes_settings_of_jax():
+    """What it changes, and until when, is a table in its docstring."""
+    words = ("config.update(", 'environ["XLA', 'environ["CUDA', 'environ["JAX')
+    changing = {name_of(path) for path in FILES if any(word in path.read_text(encoding="utf-8") for word in words)}
+    assert changing == {"hardware.jax_settings"}
+
+
 def reached_from(module):
     """The files that a file imports, also by way of others."""
     reached = {module}

@@ -251,9 +251,8 @@ class StartedGpus(NamedTuple):
     gpus: tuple[jax.Device, ...] = ()  # of all processes
     by_index: Mapping[int, jax.Device] = MappingProxyType({})
     """Those of this process, by their indices among the visible GPUs."""
-    full: tuple[
-        int, ...
-    ] = ()  # indices of GPUs that lack memory, or of which one does; JAX has started on none then
+    full: tuple[int, ...] = ()
+    """Indices of GPUs that lack memory, or of which at least one does. JAX has then started on none."""
     why_none: str = ""  # why JAX has started on none of those to which it is limited
 
 

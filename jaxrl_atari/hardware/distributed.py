@@ -19,7 +19,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.choice import limit_jax
-from jaxrl_atari.hardware.jax_settings import has_started, jax_config
+from jaxrl_atari.hardware.jax_settings import has_started, jax_options
 from jaxrl_atari.output import say
 
 WAIT_SECONDS = 24 * 3_600
@@ -45,7 +45,7 @@ def join_processes(devices: DevicesConfig) -> None:
         everyone = f"all {count} processes" if count else "all processes"
         say(f"waiting for {everyone} at {coordinator}")
     # JAX's preemption service would swallow SIGTERM until a session handles it.
-    jax_config.update("jax_enable_preemption_service", False)
+    jax_options.set_for_process("jax_enable_preemption_service", False)
     options = {
         "coordinator_address": coordinator,
         "num_processes": count,

@@ -16,7 +16,7 @@ import jax
 import pynvml
 
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import changed_options, has_started_on_gpu, jax_config
+from jaxrl_atari.hardware.jax_settings import environment_variables, has_started_on_gpu, jax_config, jax_options
 
 nvml: Any = pynvml  # its type annotations are incomplete
 
@@ -109,7 +109,7 @@ class NvidiaGpus:
             return VisibleGpus((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
         try:
             _start_nvml()
-            _count_as_nvml()
+            _number_gpus_as_nvml()
             gpus, errors = _readable_gpus()
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
@@ -131,12 +131,16 @@ class NvidiaGpus:
         self._why_forbidden = self._why_forbidden or why
 
     def limit(self, used: Collection[int]) -> None:
-        """See `GpuProvider`. For all GPUs, JAX's option stays: `all`, or what `jax.distributed` has set."""
+        """See `GpuProvider`.
+
+        If all visible GPUs are used, `jax_cuda_visible_devices` is left as it is: `all`, or what `jax.distributed`
+        has set.
+        """
         if len(used) < len(self.visible_gpus().gpus):
-            changed_options.set("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
+            jax_options.set_for_session("jax_cuda_visible_devices", ",".join(map(str, sorted(used))))
         platforms = jax_config.jax_platforms
         if platforms and "cpu" not in platforms:  # where the first parameters are computed
-            jax_config.update("jax_platforms", f"{platforms},cpu")
+            jax_options.set_for_process("jax_platforms", f"{platforms},cpu")
 
     def start(self) -> list[jax.Device]:
         """See `GpuProvider`."""
@@ -213,7 +217,7 @@ def forbid_gpu(why: str = "this process needs none") -> None:
     if has_started_on_gpu():
         return
     gpu_provider().forbid(why)
-    jax_config.update("jax_platforms", "cpu")
+    jax_options.set_for_process("jax_platforms", "cpu")
 
 
 def obey_cuda_visible_devices(
@@ -235,16 +239,16 @@ def obey_cuda_visible_devices(
     names = os.environ.get("CUDA_VISIBLE_DEVICES")
     if names is None:
         return VisibleGpus(tuple(gpus))
-    chosen = []
+    left: list[Gpu] = []
     for name in map(str.strip, names.split(",")):
         numbered = gpus[int(name)] if name.isdecimal() and int(name) < len(gpus) else None
         named = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
         found = numbered or (named[0] if len(named) == 1 else find(name))
         if found is None:
             break
-        require(found not in chosen, "CUDA_VISIBLE_DEVICES", names, "each GPU at most once")
-        chosen.append(found)
-    return VisibleGpus(tuple(chosen), "" if chosen else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
+        require(found not in left, "CUDA_VISIBLE_DEVICES", names, "each GPU at most once")
+        left.append(found)
+    return VisibleGpus(tuple(left), "" if left else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
 
 
 # --- NVML --------------------------------------------------------------------------------------------------------
@@ -257,19 +261,19 @@ def _start_nvml() -> None:
 
 
 @cache
-def _count_as_nvml() -> None:
+def _number_gpus_as_nvml() -> None:
     """Makes CUDA number the GPUs as NVML does. By default, CUDA numbers the fastest GPU first.
 
     Raises:
         ConfigError: the user has chosen another order for CUDA, or GPUs in JAX's config.
     """
-    chosen = jax_config.read("jax_cuda_visible_devices")  # later, `limit` and `jax.distributed` set it
+    in_jax = jax_config.read("jax_cuda_visible_devices")  # later, `limit` and `jax.distributed` set it
     hint = "choose GPUs with CUDA_VISIBLE_DEVICES or devices.gpu"
-    require(chosen == "all", "jax_cuda_visible_devices", chosen, "all", hint)
+    require(in_jax == "all", "jax_cuda_visible_devices", in_jax, "all", hint)
     order = os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"
     hint = "unset it, and choose GPUs by the indices or UUIDs of nvidia-smi"
     require(order == "PCI_BUS_ID", "CUDA_DEVICE_ORDER", order, "PCI_BUS_ID", hint)
-    os.environ["CUDA_DEVICE_ORDER"] = order
+    environment_variables.set_for_process("CUDA_DEVICE_ORDER", order)
 
 
 def _readable_gpus() -> tuple[list[Gpu], list[str]]:

@@ -1,5 +1,27 @@
-"""JAX's settings, in its config and in environment variables: which of them change numbers, which ones sessions
-change and put back, and whether JAX has started."""
+"""JAX's settings, in its config and in environment variables: which of them change numbers, which ones this
+package changes, and whether JAX has started.
+
+Until the next session of this process (`set_for_session`):
+
+| setting | is changed for |
+|---|---|
+| `XLA_CLIENT_MEM_FRACTION`, `XLA_PYTHON_CLIENT_MEM_FRACTION` | `devices.memory_fraction` |
+| `XLA_FLAGS`, `jax_persistent_cache_enable_xla_caches` | `devices.deterministic` |
+| `jax_cuda_visible_devices` | a start on the GPUs of the session alone |
+
+Until this process ends (`set_for_process`):
+
+| setting | is changed for |
+|---|---|
+| `jax_platforms` | a process without GPUs; the CPU beside them, where the first parameters are computed |
+| `CUDA_DEVICE_ORDER` | CUDA, which shall number the GPUs as NVML does |
+| `XLA_PYTHON_CLIENT_PREALLOCATE` | `devices` and `evaluate`, which take memory only as they need it |
+| `jax_enable_preemption_service` | one process of several, which handles SIGTERM itself |
+| `jax_compilation_cache_dir` and others of the cache | `process_tuning`, which keeps compiled programs |
+
+No other module writes these settings. A child process inherits the variables; `user_environment` has them without
+those of sessions.
+"""
 
 import os
 from collections.abc import Callable
@@ -28,16 +50,14 @@ NUMERIC = {
 
 
 class ChangedSetting(NamedTuple):
-    """The values of a setting that `ChangedSettings.set` has changed; None for a variable that is not set."""
+    """The values of a setting that `set_for_session` has changed; None for a variable that is not set."""
 
     before: Any
     ours: Any
 
 
-class ChangedSettings:
-    """What sessions of this process have changed in one kind of settings, so that the next session puts it back.
-
-    A setting that somebody else has changed since then is left alone.
+class Settings:
+    """One kind of settings: environment variables, or options of JAX.
 
     Args:
         read: returns the value of a setting.
@@ -47,25 +67,32 @@ class ChangedSettings:
     def __init__(self, read: Callable[[str], Any], write: Callable[[str, Any], object]):
         self._read = read
         self._write = write
-        self._changed: dict[str, ChangedSetting] = {}  # those that are changed now, by name
+        self._changed: dict[str, ChangedSetting] = {}  # those that are changed for a session now, by name
 
-    def set(self, name: str, value: Any) -> None:
-        """Gives a setting a value for a session."""
+    def set_for_process(self, name: str, value: Any) -> None:
+        """Gives a setting a value until this process ends."""
+        self._write(name, value)
+
+    def set_for_session(self, name: str, value: Any) -> None:
+        """Gives a setting a value until `put_back`."""
         current = self._read(name)
         changed = self._changed.get(name)
         before = changed.before if changed and changed.ours == current else current
         self._changed[name] = ChangedSetting(before, value)
         self._write(name, value)
 
-    def before(self) -> dict[str, Any]:
-        """The values that settings had before `set` changed them."""
+    def before_sessions(self) -> dict[str, Any]:
+        """The values that settings had before sessions changed them.
+
+        A setting that somebody else has changed since then is left out.
+        """
         return {
             name: changed.before for name, changed in self._changed.items() if self._read(name) == changed.ours
         }
 
     def put_back(self) -> None:
-        """Gives settings the values of `before`."""
-        for name, value in self.before().items():
+        """Gives settings the values of `before_sessions`."""
+        for name, value in self.before_sessions().items():
             self._write(name, value)
         self._changed.clear()
 
@@ -78,22 +105,25 @@ def write_variable(name: str, value: str | None) -> None:
         os.environ[name] = value
 
 
-changed_variables = ChangedSettings(os.environ.get, write_variable)
+environment_variables = Settings(os.environ.get, write_variable)
 """Environment variables. Other processes get those of the user: `user_environment`."""
 
-changed_options = ChangedSettings(lambda name: jax_config.values[name], jax_config.update)
+jax_options = Settings(lambda name: jax_config.values[name], jax_config.update)
 """Options of `jax.config`. Other processes start with those of the user by themselves."""
 
 
 def put_back_settings() -> None:
-    """Puts back what sessions have changed. Not once JAX has started on a GPU: they then say how."""
-    changed_variables.put_back()
-    changed_options.put_back()
+    """Puts back what sessions have changed.
+
+    Do not call it once JAX has started on a GPU: the settings then record how it started.
+    """
+    environment_variables.put_back()
+    jax_options.put_back()
 
 
 def user_environment() -> dict[str, str]:
     """The environment variables without what sessions of this process have changed: those for other processes."""
-    environment = {**os.environ, **changed_variables.before()}
+    environment = {**os.environ, **environment_variables.before_sessions()}
     return {name: value for name, value in environment.items() if value is not None}
 
 
@@ -131,12 +161,11 @@ def check_deterministic_kernels() -> None:
 def use_deterministic_kernels() -> None:
     """Adds `DETERMINISTIC` to XLA_FLAGS. Call `check_deterministic_kernels` first."""
     # XLA reads its autotuning cache before it obeys the flag, and the keys of that cache do not include the flag.
-    changed_options.set("jax_persistent_cache_enable_xla_caches", "none")
+    jax_options.set_for_session("jax_persistent_cache_enable_xla_caches", "none")
     flags = os.environ.get("XLA_FLAGS", "")
     if DETERMINISTIC not in flags:
-        changed_variables.set(
-            "XLA_FLAGS", f"{flags} {DETERMINISTIC}"
-        )  # if a flag appears twice, the last one wins
+        # If a flag appears twice, the last one wins.
+        environment_variables.set_for_session("XLA_FLAGS", f"{flags} {DETERMINISTIC}")
 
 
 def numeric_settings() -> dict[str, Any]:

@@ -6,10 +6,11 @@ import re
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import changed_variables, require_not_started, user_environment
+from jaxrl_atari.hardware.jax_settings import environment_variables, require_not_started, user_environment
 
 FRACTION_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+PREALLOCATE_VARIABLE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 BESIDE_THE_POOL = 0.8 * 2**30
 """Bytes that a process needs in addition to what JAX reserves: CUDA context, cuDNN and cuBLAS handles."""
 
@@ -68,10 +69,11 @@ def check_memory_fraction(devices: DevicesConfig) -> None:
 def apply_memory_fraction(devices: DevicesConfig) -> None:
     """Sets the memory fraction of this process. Call `check_memory_fraction` first."""
     if devices.memory_fraction is not None:
-        changed_variables.set(FRACTION_VARIABLE, str(devices.memory_fraction))
-        changed_variables.set(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
+        environment_variables.set_for_session(FRACTION_VARIABLE, str(devices.memory_fraction))
+        environment_variables.set_for_session(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
 
 
 def do_not_preallocate() -> None:
     """Makes JAX take GPU memory only as needed: a training run may use the GPU. Call it before JAX starts."""
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if PREALLOCATE_VARIABLE not in os.environ:
+        environment_variables.set_for_process(PREALLOCATE_VARIABLE, "false")

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.hardware.jax_settings import changed_variables, jax_config, write_variable
+from jaxrl_atari.hardware.jax_settings import environment_variables, jax_config, write_variable
 from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.output import counted
 from jaxrl_atari.process_tuning import tune_process
@@ -249,7 +249,8 @@ class _Child:
         # The ends for writing stay open here too: without a writer, `poll` would announce an end of file.
         self._kept_open = write_messages, write_output
         # Without what an earlier session of this process has set for JAX.
-        arguments = (train, job, {**changed_variables.before(), **variables}, write_messages, write_output)
+        variables = {**environment_variables.before_sessions(), **variables}
+        arguments = (train, job, variables, write_messages, write_output)
         self.process = _SessionProcess(
             target=_run, args=arguments, name=f"{_PROCESS_NAME} {job.session}", daemon=True
         )
