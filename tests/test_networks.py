@@ -579,8 +579,8 @@ def test_any_network_may_begin_with_the_features_by_hand():
 
         @nn.compact
         def __call__(self, stacks):
-            n = stacks.shape[0]
-            features = networks.nature_features(self, stacks).reshape(n, -1)
+            assert stacks.shape[0] == len(stacks)
+            features = networks.nature_features(self, stacks).reshape(len(stacks), -1)
             return networks.heads(features, self.num_actions)
 
     assert is_by_hand(registered("both", Both))

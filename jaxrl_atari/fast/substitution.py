@@ -37,9 +37,13 @@ class HiddenStacks:
     array: jax.Array
     """uint8 [N, 21, 21, 64]."""
 
+    def __len__(self) -> int:
+        """N: the number of samples is all that a network may know of them."""
+        return len(self.array)
+
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of samples, all that a network may know of them: (N,)."""
+        """(N,)."""
         return self.array.shape[:1]
 
 
