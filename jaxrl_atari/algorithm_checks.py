@@ -4,7 +4,7 @@ A mistake in either is a one-line error. An exception within one of the function
 its traceback.
 """
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from typing import Any
 
 import jax
@@ -40,19 +40,17 @@ def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
     """
     require(is_tuple_of(2, returned), "init", described(returned), "a pair: parameters, and extra")
     params, extra = returned
-    got = shapes_and_types(params)
-    for path, expected in shapes_and_types(network_params).items():
-        hint = "init returns the parameters of the network under their own names"
-        require(got.get(path) == expected, f"params{path} of init", got.get(path, "nothing"), expected, hint)
-    for path, leaf in leaves_by_path(params).items():
-        is_trainable = is_array(leaf) and jnp.issubdtype(jnp.result_type(leaf), jnp.inexact)
-        hint = "the loss trains every parameter, so other arrays belong in extra"
-        require(is_trainable, f"params{path} of init", described(leaf), "an array of floats", hint)
-    for path, leaf in leaves_by_path(extra).items():
-        require(is_array(leaf), f"extra{path} of init", described(leaf), "an array or a number")
-        is_key = jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)
-        expected = "other arrays: prepare and loss get keys of their own"
-        require(not is_key, "extra of init", "a random key", expected)
+    expected, got = shapes_and_types(network_params), shapes_and_types(params)
+    not_trainable, not_kept = refused(params, is_trainable), refused(extra, can_be_kept)
+    hint = "init returns the parameters of the network under their own names"
+    for path, shape in expected.items():
+        require(got.get(path) == shape, f"params{path} of init", got.get(path, "nothing"), shape, hint)
+    hint = "the loss trains every parameter, so other arrays belong in extra"
+    for path, leaf in not_trainable.items():
+        raise ConfigError(f"params{path} of init", leaf, "an array of floats", hint)
+    hint = "prepare and loss get random keys of their own"
+    for path, leaf in not_kept.items():
+        raise ConfigError(f"extra{path} of init", leaf, "an array or a number, and no random key", hint)
     return params, extra
 
 
@@ -128,6 +126,19 @@ def is_array(x: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def refused(tree: Any, accepts: Callable[[Any], bool]) -> dict[str, str]:
+    """The leaves that a function does not accept, by their paths, as `described`."""
+    return {path: described(leaf) for path, leaf in leaves_by_path(tree).items() if not accepts(leaf)}
+
+
+def is_trainable(x: Any) -> bool:
+    return is_array(x) and bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+
+
+def can_be_kept(x: Any) -> bool:
+    return is_array(x) and not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
 def is_tuple_of(length: int, x: Any) -> bool:

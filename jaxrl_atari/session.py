@@ -17,6 +17,7 @@ from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.groups import make_groups
+from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
@@ -394,8 +395,11 @@ def _make_session(
     was_evaluating = arrays.evaluated_params is not None  # at the checkpoint
     evaluator = None
     if leads and config.evaluation.every_env_steps:
+        evaluator_class = device_class(placement.evaluator)
+        evaluator_network = make_network(config.network, environments.num_actions, evaluator_class)
         evaluator = Evaluator(
             config,
+            evaluator_network,
             seed=seed,
             num_actions=environments.num_actions,
             device=placement.evaluator,

@@ -409,7 +409,10 @@ def test_a_state_of_another_shape_or_type(extra, message):
     [
         (lambda params, key: params, "init = 'dict': expected a pair: parameters, and extra"),
         (lambda params, key: ({"network": params}, ()), r"params\['.*'\] of init = 'nothing': expected float32\["),
-        (lambda params, key: (params, {"key": key}), "extra of init = 'a random key': expected other arrays"),
+        (
+            lambda params, key: (params, {"key": key}),
+            r"extra\['key'\] of init = 'key<fry>\[\]': expected .*no random key",
+        ),
         (lambda params, key: (params, {"a": "float32"}), r"extra\['a'\] of init = 'str': expected an array or a "),
         (lambda params, key: ({**params, "a": jnp.arange(3)}, ()), r"\['a'\] of init = 'int32\[3\]': .* floats; "),
         (lambda params, key: ({**params, "a": "text"}, ()), r"params\['a'\] of init = 'str': .* floats; "),

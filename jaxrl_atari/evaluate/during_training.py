@@ -14,8 +14,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.hardware.device_class import device_class
-from jaxrl_atari.network_forms import make_network
+from jaxrl_atari.network_interface import Network
 from jaxrl_atari.output import counted, say_traceback
 from jaxrl_atari.runs.writers import Writer
 
@@ -32,6 +31,7 @@ class Evaluator:
 
     Args:
         config: the config of the session.
+        network: in the form that suits `device`.
         seed: seed of the session. Each evaluation derives another seed from it.
         num_actions: number of actions of the game.
         device: the device that acts.
@@ -42,6 +42,7 @@ class Evaluator:
     def __init__(
         self,
         config: Config,
+        network: Network,
         *,
         seed: int,
         num_actions: int,
@@ -55,7 +56,7 @@ class Evaluator:
         self._dir = session_dir
         self._writer = writer
         self._num_actions = num_actions
-        self._network = make_network(config.network, num_actions, device_class(device))
+        self._network = network
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
         self._running: RunningEvaluation | None = None

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jaxrl_atari.fast.by_hand import KERNELS, features
 from jaxrl_atari.fast.comparison import is_as_shipped, kernel_shapes
-from jaxrl_atari.frames import BLOCKED, arrange_stacks
+from jaxrl_atari.frames import BLOCKED, STACK
 from jaxrl_atari.network_functions import apply_module, empty_observation, init_params
 from jaxrl_atari.network_interface import Observation, Outputs
 from jaxrl_atari.networks import NatureFeatures
@@ -90,8 +90,9 @@ def why_not_by_hand(module: nn.Module) -> str:
         return f"the features of {name} cannot be compared with those by hand ({_first_line(error)})"
     if not as_shipped:
         return "networks.NatureFeatures, or a layer of it, was edited"
-    seen = empty_observation(module)
-    seen = seen._replace(stacks=arrange_stacks(BLOCKED, seen.stacks))
+    rows, columns, channels = BLOCKED.shape
+    blocks = jax.ShapeDtypeStruct((1, rows, columns, STACK * channels), jnp.uint8)
+    seen = empty_observation(module)._replace(stacks=blocks)
     try:
         jax.eval_shape(partial(apply_by_hand, module, 1), params, seen)
     except Exception as error:  # with its layers, the network shows any error of its own
