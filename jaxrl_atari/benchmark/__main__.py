@@ -12,9 +12,9 @@ figures. The last line of output is a JSON object with all figures, the machine,
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import psutil
 import tyro
@@ -25,6 +25,7 @@ from jaxrl_atari.benchmark.measure import PARTS, Measurement, measure, trace
 from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
+from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
@@ -60,6 +61,22 @@ class Options(FromConfig):
     """Write a jax.profiler trace to this folder instead."""
     json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None
     """Also write the JSON object to this file."""
+
+
+def _print_what_is_measured(config: Config, hardware: Mapping[str, Any]) -> None:
+    """Prints the sizes of a rollout and an update, the machine, and whether other programs compute there.
+
+    Args:
+        hardware: as `description.describe` returns it.
+    """
+    load = psutil.getloadavg()[0]
+    say(
+        f"{config.env.game_name} ({config.env.resolved_protocol}), {config.env.num_envs} envs x"
+        f" {config.ppo.rollout_length} steps, {config.ppo.epochs} epochs x {config.num_minibatches} minibatches of"
+        f" {config.ppo.minibatch_size}, overlap {config.overlap}\n"
+        f"{hardware['cpu']}, {hardware['cores']} cores; GPUs: {hardware['gpus']}\n"
+        f"load average {load:.1f}{': other programs compute here, figures may be low' if load > 0.5 else ''}"
+    )
 
 
 def _print_report(result: Measurement) -> None:
@@ -117,15 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in tune_process():
         say(line)
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
-    hardware = description["hardware"]
-    load = psutil.getloadavg()[0]
-    say(
-        f"{config.env.game_name} ({config.env.resolved_protocol}), {config.env.num_envs} envs x"
-        f" {config.ppo.rollout_length} steps, {config.ppo.epochs} epochs x {config.num_minibatches} minibatches of"
-        f" {config.ppo.minibatch_size}, overlap {config.overlap}\n"
-        f"{hardware['cpu']}, {hardware['cores']} cores; GPUs: {hardware['gpus']}\n"
-        f"load average {load:.1f}{': other programs compute here, figures may be low' if load > 0.5 else ''}"
-    )
+    _print_what_is_measured(config, description["hardware"])
     if options.comparison:
         sides = make_sides(options.comparison, config, parts[0], options.seconds)
         first, *others = sides
