@@ -189,8 +189,8 @@ class OverlappedLearner(Learner):
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
         self._lagged_params = _copy(self.params)  # waits for the update before
         run_update = super().update
-        # A transfer guard holds for one thread, so this one has its own. As in `session.train`, the first update
-        # is exempt: to compile a function that closes over an array, JAX fetches the array from the device.
+        # A transfer guard holds for one thread, so this one has its own. As in `session.iterations`, the first
+        # update is exempt: to compile a function that closes over an array, JAX fetches the array from the device.
         is_guarded = self._check and self._newest_update is not None
 
         def run() -> dict[str, float]:

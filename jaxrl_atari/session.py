@@ -1,4 +1,4 @@
-"""Session: one training run with one seed. Its loop is `train`: collect, update, log, checkpoint."""
+"""Session: one training run with one seed. Its loop is `iterations`: collect, update, log, checkpoint."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxrl_atari.algorithm import find_algorithm, resolved_options
-from jaxrl_atari.config import Config, NetworkConfig
+from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import Stopped
@@ -67,8 +67,8 @@ def run_session(
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
         ends_early: asked before each rollout while the budget lasts; once it is true, the session ends as if its
-            budget were spent. Of several processes (`devices.distributed`), either all give one or none does,
-            because the answers are summed over all; one that is true ends the session in each.
+            budget were spent. With `devices.distributed`, give it in all processes or in none: their answers are
+            summed. One true answer ends the session in all of them.
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint, if any, is kept), a file cannot be
@@ -89,7 +89,7 @@ def run_session(
             ends_early=ends_early,
         ) as session,
     ):
-        for update, _ in enumerate(train(session)):
+        for update, _ in enumerate(iterations(session)):
             if update == 0:
                 on_first_update()
         session.finish()
@@ -99,8 +99,12 @@ def run_session(
             raise Stopped
 
 
-def train(session: "Session") -> Iterator[PendingMetrics]:
-    """The loop: collect, update, log, checkpoint. Yields what `Learner.update` returned, after each iteration."""
+def iterations(session: "Session") -> Iterator[PendingMetrics]:
+    """The loop: collect, update, log, checkpoint. It trains while it is iterated over.
+
+    Yields:
+        What `Learner.update` returned, after each iteration.
+    """
     config = session.config
     progress = session.progress
     environments = session.environments
@@ -139,7 +143,7 @@ def train(session: "Session") -> Iterator[PendingMetrics]:
 
 @dataclass
 class Session:
-    """What the loop `train` works with; `open_session` makes it and closes its parts.
+    """What the loop `iterations` works with; `open_session` makes it and closes its parts.
 
     Everything random derives from the seed. Update u takes its keys from `fold_in(key(seed), u)`, and games
     continue where they were (`envs/record.py`). So a resumed session does what an uninterrupted one does.
@@ -156,8 +160,8 @@ class Session:
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
-    stop_requested: Callable[[], bool] = lambda: False
-    ends_early: Callable[[], bool] | None = None  # None: nothing but the budget ends the session
+    stop_requested: Callable[[], bool]
+    ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
@@ -202,8 +206,8 @@ class Session:
         It first waits for the newest update, which has to be sound.
 
         Args:
-            score: the checkpoint with the highest score is the best. None for a checkpoint that a stop has caused,
-                or `retrain`: it is the best only while no other has a score.
+            score: the checkpoint with the highest score is the best. None if a stop request or `retrain` caused
+                the checkpoint. Such a checkpoint counts as the best only while no other has a score.
         """
         progress = self.progress
         self.log.read_newest()
@@ -241,7 +245,7 @@ class Session:
         return {
             "config": self.config.to_dict(),
             "num_actions": self.environments.num_actions,
-            "device": self.device_text(),
+            "device": self.describe_devices(),
             "compute_dtype": self.network.dtype.name,
             "coefficients": self.provenance["coefficients"],
             "numeric_settings": numeric_settings(),
@@ -257,7 +261,7 @@ class Session:
         options = resolved_options(self.config)
         return find_provenance(self.config.devices, options, self.placement, self.network.dtype.name)
 
-    def device_text(self) -> str:
+    def describe_devices(self) -> str:
         """The session's devices and its arithmetic, in one line."""
         return device_text(self.placement, self.network.dtype.name, self.evaluator is not None)
 
@@ -326,9 +330,17 @@ def open_session(
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         outputs.message("starting the games and the network")
         seed = config.seed + session_number
-        session = _make_session(config, placement, session_dir, seed, outputs, exits, resume=resume)
-        session.stop_requested = stop_requested
-        session.ends_early = ends_early
+        session = _make_session(
+            config,
+            placement,
+            session_dir,
+            seed,
+            outputs,
+            exits,
+            resume=resume,
+            stop_requested=stop_requested,
+            ends_early=ends_early,
+        )
         if keep_dir is not None:  # nothing can be refused any more: a new directory stays
             keep_dir()
         yield session
@@ -343,6 +355,8 @@ def _make_session(
     exits: contextlib.ExitStack,
     *,
     resume: bool,
+    stop_requested: Callable[[], bool],
+    ends_early: Callable[[], bool] | None,
 ) -> Session:
     """Makes a session from its parts.
 
@@ -354,6 +368,7 @@ def _make_session(
         seed: seed of the session.
         outputs: receives lines and log points, and gets the writers of `config.log`.
         exits: closes the parts.
+        session_dir, resume, stop_requested, ends_early: see `run_session`.
     """
     leads = is_leader()
     say = outputs.message
@@ -361,15 +376,17 @@ def _make_session(
     exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
-    network_for = partial(_network_for, config.network, placement)
-    advice_for = partial(_advice_for, config.network, placement)
+    # Both take the number of actions, and the classes of the devices on which the network is used.
+    network_for = partial(make_network, config.network)
+    advice_for = partial(network_advice, config.network)
+    classes = placement.device_classes
 
     # What it continues from. These arrays are freed when this function returns, because the learner has a copy.
     checkpoints = Checkpoints(session_dir, say)
     resumed = checkpoints.resume() if resume else None
     arrays = None
     if resumed is not None:
-        saved_network = network_for(resumed.meta["num_actions"])
+        saved_network = network_for(resumed.meta["num_actions"], *classes)
         arrays = resume_arrays(resumed, saved_network, algorithm, options, device=placement.home)
         checkpoints.set_damaged_aside(resumed.damaged)
     progress = Progress(resumed.meta if resumed else {})
@@ -381,7 +398,7 @@ def _make_session(
     )
     exits.callback(environments.close)
     network = environments.network
-    advice = advice_for(environments.num_actions)
+    advice = advice_for(environments.num_actions, *classes)
     if advice:
         say(advice)
     if arrays is None:
@@ -395,11 +412,9 @@ def _make_session(
     was_evaluating = arrays.evaluated_params is not None  # at the checkpoint
     evaluator = None
     if leads and config.evaluation.every_env_steps:
-        evaluator_class = device_class(placement.evaluator)
-        evaluator_network = make_network(config.network, environments.num_actions, evaluator_class)
         evaluator = Evaluator(
             config,
-            evaluator_network,
+            network_for(environments.num_actions, device_class(placement.evaluator)),
             seed=seed,
             num_actions=environments.num_actions,
             device=placement.evaluator,
@@ -439,18 +454,10 @@ def _make_session(
         log=log,
         evaluator=evaluator,
         checkpoints=checkpoints if leads else None,
+        stop_requested=stop_requested,
+        ends_early=ends_early,
     )
-    say(f"device: {session.device_text()}")
+    say(f"device: {session.describe_devices()}")
     if resumed is not None:
         say(resume_text(resumed.meta, session.meta()))
     return session
-
-
-def _network_for(network: NetworkConfig, placement: Placement, num_actions: int) -> Network:
-    """The network of a session, in the form that suits the devices that learn and act."""
-    return make_network(network, num_actions, *placement.device_classes)
-
-
-def _advice_for(network: NetworkConfig, placement: Placement, num_actions: int) -> str:
-    """What would make the network of a session faster; empty where nothing is known."""
-    return network_advice(network, num_actions, *placement.device_classes)

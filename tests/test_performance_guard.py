@@ -22,7 +22,7 @@ from jaxrl_atari.network_functions import empty_observation, init_params, make_m
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.random_rollout import random_rollout
-from jaxrl_atari.session import open_session, place_session, train
+from jaxrl_atari.session import iterations, open_session, place_session
 from jaxrl_atari.update import init_train_state, update
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
@@ -54,9 +54,9 @@ def small(**values):
 
 
 def iterate(run, times):
-    iterations = train(run)
+    trained = iterations(run)
     for _ in range(times):
-        next(iterations)
+        next(trained)
     jax.block_until_ready(run.learner.state)
 
 

@@ -48,7 +48,7 @@ from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import make_run_dir, removed_if_refused
 from jaxrl_atari.runs.session_log import NonFiniteError, SessionLog
-from jaxrl_atari.session import open_session, place_session, run_session, train
+from jaxrl_atari.session import iterations, open_session, place_session, run_session
 
 CPU = jax.devices("cpu")[0]
 
@@ -95,7 +95,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     lines, began = Lines(), []
     config = change(TINY, env={"max_frames": 800}, log={"every_env_steps": 64, "tensorboard": True})
     with open_session(config, place_session(config), session_dir, writers=[lines]) as run:
-        losses = [read()["policy_loss"] for read in train(run)]
+        losses = [read()["policy_loss"] for read in iterations(run)]
         run.finish()
     assert [(row["updates"], row["env_steps"]) for row in lines.rows] == [(2, 64), (4, 128), (6, 192)]
     assert [row["policy_loss"] for row in lines.rows] == pytest.approx(
@@ -325,7 +325,7 @@ def test_an_evaluation_is_written_after_the_first_update_that_finds_it_ended(ses
     lines = Lines()
     with open_session(config, place_session(config), session_dir, writers=[lines]) as run:
         assert run.evaluator is not None
-        updates = train(run)
+        updates = iterations(run)
         while not run.evaluator.is_running:
             next(updates)
         assert ended.wait(60)
@@ -437,7 +437,7 @@ def test_stops_during_the_last_two_evaluations(session_dir):
     with open_session(
         config, place, session_dir, stop_requested=lambda: config.is_spent(run.progress.env_steps)
     ) as run:
-        for _ in train(run):
+        for _ in iterations(run):
             pass
         run.finish()
         assert run.is_over

@@ -19,7 +19,7 @@ from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.schedules import current_options, learning_rate
-from jaxrl_atari.session import open_session, place_session, train
+from jaxrl_atari.session import iterations, open_session, place_session
 
 SMALL = Config(
     env=EnvConfig(game="Qbert", num_envs=8, num_groups=1),
@@ -56,7 +56,7 @@ def open_run(tmp_path_factory):
         def open_run(config=SMALL, updates=0):
             folder = tmp_path_factory.mktemp("run") / "session_0"
             run = exits.enter_context(open_session(config, place_session(config), folder))
-            for metrics in itertools.islice(train(run), updates):
+            for metrics in itertools.islice(iterations(run), updates):
                 metrics()
             return run
 
@@ -69,7 +69,7 @@ def trained(tmp_path_factory):
 
     def trained(config, updates=3):
         with open_session(config, place_session(config), tmp_path_factory.mktemp("run") / "session_0") as run:
-            metrics = [read() for read in itertools.islice(train(run), updates)]
+            metrics = [read() for read in itertools.islice(iterations(run), updates)]
             return jax.device_get(run.learner.state.params), metrics, run.progress.env_steps
 
     return trained
@@ -149,7 +149,7 @@ def test_overlap_acts_with_the_parameters_before_the_running_update(open_run, mo
 
     monkeypatch.setattr(session, "collect", spy)
     initial = kernel()
-    learned = [kernel() for _ in itertools.islice(train(run), 4)]
+    learned = [kernel() for _ in itertools.islice(iterations(run), 4)]
     assert_equal(acted_with, [initial, initial, *learned[:2]])
     assert not np.array_equal(*learned[:2])
 
@@ -171,14 +171,14 @@ def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(sid
         raise RuntimeError("planted")
 
     with open_session(OVERLAP, place_session(OVERLAP), tmp_path / "session_0") as run:
-        iterations = train(run)
-        next(iterations)
+        trained = iterations(run)
+        next(trained)
         if side == "learner":
             run.learner._update = fail
         else:
             run.environments.groups[0][0].pool.send = fail
         with pytest.raises(RuntimeError, match="planted"):
-            list(iterations)
+            list(trained)
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("learner")]
 
 
@@ -231,7 +231,7 @@ def test_the_checker_names_what_is_misplaced(misplace, what, open_run):
     run = open_run(SMALL, 1)
     misplace(run, there)
     with pytest.raises(PlacementError, match=rf"{what} is on {there}; expected on {here}"):
-        next(train(run))
+        next(iterations(run))
 
 
 @pytest.mark.parametrize(("config", "place"), [(SMALL, "rollout"), (SMALL, "learner"), (OVERLAP, "learner")])
@@ -247,7 +247,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(config, place, open_run, mo
     owner, name = (rollout, "begin_rollout") if place == "rollout" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
-        list(train(run))
+        list(iterations(run))
 
 
 # --- What the config asks for ------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_optimizer_steps_of_a_row_are_those_of_the_train_state(tmp_path):
     rows, counters = Lines(), []
     config = change(SMALL, ppo={"target_kl": 0.0}, log={"every_env_steps": 1})
     with open_session(config, place_session(config), tmp_path / "session_0", writers=[rows]) as run:
-        for _ in itertools.islice(train(run), 3):
+        for _ in itertools.islice(iterations(run), 3):
             counters.append(int(run.learner.state.optimizer_steps))
     taken = SMALL.num_minibatches  # of one epoch of two, in each update
     assert [row["optimizer_steps"] for row in rows.rows] == counters == [taken, 2 * taken, 3 * taken]
@@ -306,7 +306,7 @@ def test_another_network_trains_and_is_restored(tmp_path):
     config = change(SMALL, env={"num_envs": 2}, ppo=options, network={"name": "impala"})
     with open_session(config, place_session(config), tmp_path / "session_0") as run:
         before = jax.device_get(run.learner.state.params)
-        list(itertools.islice(train(run), 2))
+        list(itertools.islice(iterations(run), 2))
         run.finish()
         after = jax.device_get(run.learner.state.params)
     moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before, after)

@@ -28,7 +28,7 @@ from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS
 from jaxrl_atari.schedules import current_options, learning_rate
-from jaxrl_atari.session import Session, open_session, place_session, train
+from jaxrl_atari.session import Session, iterations, open_session, place_session
 
 
 class Training(NamedTuple):
@@ -71,7 +71,7 @@ def open_training(config: Config) -> Iterator[Training]:
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
         open_session(config, place_session(config), Path(folder, "session_0")) as session,
     ):
-        training = Training(session, train(session))
+        training = Training(session, iterations(session))
         next(training.iterations)
         next(training.iterations)
         training.wait()
@@ -250,7 +250,7 @@ def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: floa
             figures={name: spread(values) for name, values in figures.items()},
             start_peak_rss_gib=rss / 2**30,
             start_seconds=seconds_to_start,
-            devices=training.session.device_text(),
+            devices=training.session.describe_devices(),
         )
 
 

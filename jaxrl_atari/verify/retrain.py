@@ -21,7 +21,7 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import CODE_FOLDER, DIGESTS_FILE, checkpoint_path, session_number
 from jaxrl_atari.runs.run_dir import is_only_copy
-from jaxrl_atari.session import open_session, place_session, train
+from jaxrl_atari.session import iterations, open_session, place_session
 from jaxrl_atari.session_environments import games_problem
 
 
@@ -94,7 +94,7 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
             _require_same_provenance(name, target, session.provenance)
             if session.environments.why_new:
                 raise UserError(f"{name}: its games cannot continue here ({session.environments.why_new})")
-            for _ in train(session):
+            for _ in iterations(session):
                 if session.progress.env_steps >= target.env_steps:
                     break
             session.save(None)
