@@ -21,23 +21,12 @@ from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.devices import learner_devices
 from jaxrl_atari.errors import ConfigError, UserError, reason
-from jaxrl_atari.hardware.choice import (
-    DeviceChoice,
-    StartedGpus,
-    choose_among,
-    choose_devices,
-    settle_devices,
-    start_gpus,
-)
-from jaxrl_atari.hardware.gpus import (
-    VisibleGpus,
-    driver_version,
-    forbid_gpu,
-    gpu_packages,
-    gpu_provider,
-    visible_gpus,
-)
+from jaxrl_atari.hardware.choice import DeviceChoice, choose_among, choose_devices
+from jaxrl_atari.hardware.gpu_interface import VisibleGpus
+from jaxrl_atari.hardware.gpus import forbid_gpu, gpu_provider, visible_gpus
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
+from jaxrl_atari.hardware.nvidia import driver_version, gpu_packages
+from jaxrl_atari.hardware.start import StartedGpus, settle_devices, start_gpus
 from jaxrl_atari.option_forms import GpuOption
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.update_memory import memory_report
@@ -217,15 +206,15 @@ def _memory_text(config: Config, chosen: DeviceChoice, started: StartedGpus) -> 
     options = config.devices
     here = dataclasses.replace(options, distributed=False, data_parallel="all") if options.distributed else options
     local = learner_devices(here, chosen, started)
-    count = len(local)
+    num_learners = len(local)
     if options.distributed and options.data_parallel != "all":
-        count = options.data_parallel
+        num_learners = options.data_parallel
     elif options.distributed:
         if options.num_processes is None:
             return "memory of a learner device: unknown without devices.num_processes"
-        count *= options.num_processes
-    config.check_split(count)
-    return memory_report(config, local[0], count)
+        num_learners *= options.num_processes
+    config.check_split(num_learners)
+    return memory_report(config, local[0], num_learners)
 
 
 def _multiply(device: jax.Device) -> str:

@@ -1,6 +1,6 @@
 """Where a session runs: `place` turns the options `devices` into the devices that learn, act and evaluate.
 
-The verbs mean the same here, in `hardware/choice.py` and in `hardware/gpus.py`:
+The verbs mean the same here and in `choice.py`, `start.py` and `gpus.py` of `hardware`:
 
 | verb | meaning |
 |---|---|
@@ -26,16 +26,10 @@ import jax
 from jaxrl_atari.checks import checked_value
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, require
-from jaxrl_atari.hardware.choice import (
-    DeviceChoice,
-    StartedGpus,
-    first_devices,
-    limit_jax,
-    settle_devices,
-    start_gpus,
-)
+from jaxrl_atari.hardware.choice import DeviceChoice, first_devices
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.distributed import gather_items
+from jaxrl_atari.hardware.start import StartedGpus, limit_jax, settle_devices, start_gpus
 from jaxrl_atari.option_forms import GpuOption, GpuWord
 
 

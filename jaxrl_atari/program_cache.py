@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_atari.errors import os_reason
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.jax_settings import jax_config, jax_options
 
@@ -53,9 +54,9 @@ def keep_compiled_programs() -> list[str]:
             lines = _remove_damaged_programs(Path(folder))
     except RuntimeError:  # neither HOME nor an entry in /etc/passwd
         return ["compiled programs are not kept: this user has no home; set HOME or JAX_COMPILATION_CACHE_DIR"]
-    except OSError:
+    except OSError as error:
         jax_options.set_for_process("jax_enable_compilation_cache", False)
-        return [f"compiled programs are not kept: {folder} cannot be written to"]
+        return [f"compiled programs are not kept: {folder} cannot be written to ({os_reason(error)})"]
     jax_options.set_for_process("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax_options.set_for_process("jax_persistent_cache_min_compile_time_secs", 0)
@@ -66,8 +67,8 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
     """Removes programs that cannot be read, of those written since the last start. Returns a line if it found any.
 
     A full disk truncates programs. JAX warns of a damaged one and compiles it again, but never replaces the file.
-    Programs that another process may still be writing are left to the next start. In a folder that several users
-    share, the owner of the file `checked` does this.
+    Programs that another process may still be writing are left to the next start. If several users share the
+    folder, only the owner of the file `checked` removes programs.
     """
     checked = folder / "checked"
     since = checked.stat().st_mtime if checked.exists() else 0.0
@@ -84,8 +85,8 @@ def _remove_damaged_programs(folder: Path) -> list[str]:
         since = 0.0
     damaged = []
     for path in folder.glob("*-cache"):
-        # Another process that starts has removed it, or another user has made it unreadable for others.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
+        # Another process that starts has removed it, or it cannot be read, as that of another user or a folder.
+        with contextlib.suppress(OSError):
             if not since <= path.stat().st_mtime < until:
                 continue
             if _is_damaged(path.read_bytes()):

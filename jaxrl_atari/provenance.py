@@ -6,7 +6,7 @@ from jaxrl_atari.config import DevicesConfig, PPOConfig
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
-from jaxrl_atari.hardware.gpus import gpu_packages
+from jaxrl_atari.hardware.nvidia import gpu_packages
 from jaxrl_atari.runs.description import software_and_machine
 
 

@@ -28,16 +28,16 @@ class UpdateMemory(NamedTuple):
     working: int  # gradients and activations
 
 
-def update_memory(config: Config, device: jax.Device, learners: int = 1) -> UpdateMemory:
+def update_memory(config: Config, device: jax.Device, num_learners: int = 1) -> UpdateMemory:
     """The memory that training needs on each device, by XLA's analysis of the update.
 
     Args:
         device: one of the learner's devices. The update is compiled for it, with its share of the environments and
             of the minibatches.
-        learners: number of the learner's devices, of all processes.
+        num_learners: number of the learner's devices, of all processes.
     """
-    num_envs = config.env.num_envs // learners
-    minibatch_size = config.ppo.minibatch_size // learners
+    num_envs = config.env.num_envs // num_learners
+    minibatch_size = config.ppo.minibatch_size // num_learners
     options = replace(resolved_options(config), minibatch_size=minibatch_size)
     network = make_network(config.network, ACTIONS, device_class(device))
     algorithm = find_algorithm(config.algorithm)
@@ -62,9 +62,9 @@ def update_memory(config: Config, device: jax.Device, learners: int = 1) -> Upda
     )
 
 
-def memory_report(config: Config, device: jax.Device, learners: int = 1) -> str:
+def memory_report(config: Config, device: jax.Device, num_learners: int = 1) -> str:
     """The text of `update_memory`, with the option that reduces it."""
-    memory = update_memory(config, device, learners)
+    memory = update_memory(config, device, num_learners)
     lower = "ppo.minibatch_size" if memory.working > 2 * memory.next_rollout else "env.num_envs"
     return f"""
 memory of a learner device, if it also acts, by XLA's analysis of the compiled update:

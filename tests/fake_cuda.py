@@ -11,7 +11,7 @@ import jax
 import pytest
 from user_commands import ROOT, user_environment
 
-from jaxrl_atari.hardware import gpus, monitor
+from jaxrl_atari.hardware import gpus, monitor, nvidia
 
 FAKE_MACHINE = Path(__file__).parent / "fake_machine"
 SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
@@ -55,7 +55,7 @@ def _machine(monkeypatch):
     spec = importlib.util.spec_from_file_location("fake_nvml", FAKE_MACHINE / "pynvml.py")
     nvml = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(nvml)
-    for user in (gpus, monitor):
+    for user in (nvidia, monitor):
         monkeypatch.setattr(user, "nvml", nvml)
     monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -63,12 +63,12 @@ def _machine(monkeypatch):
     monkeypatch.syspath_prepend(FAKE_MACHINE)
     platforms, in_jax = jax.config.jax_platforms, jax.config.read("jax_cuda_visible_devices")
     jax.config.update("jax_platforms", None)
-    gpus._start_nvml.cache_clear()
-    gpus._number_gpus_as_nvml.cache_clear()
-    before = gpus.use_provider(gpus.NvidiaGpus())
+    nvidia._start_nvml.cache_clear()
+    nvidia._number_gpus_as_nvml.cache_clear()
+    before = gpus.use_provider(nvidia.NvidiaGpus())
     yield nvml
     gpus.use_provider(before)
-    gpus._start_nvml.cache_clear()
-    gpus._number_gpus_as_nvml.cache_clear()
+    nvidia._start_nvml.cache_clear()
+    nvidia._number_gpus_as_nvml.cache_clear()
     jax.config.update("jax_platforms", platforms)
     jax.config.update("jax_cuda_visible_devices", in_jax)

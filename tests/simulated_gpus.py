@@ -11,7 +11,8 @@ from itertools import groupby
 
 import jax
 
-from jaxrl_atari.hardware.gpus import Gpu, obey_cuda_visible_devices, use_provider
+from jaxrl_atari.hardware.gpu_interface import Gpu, obey_cuda_visible_devices
+from jaxrl_atari.hardware.gpus import use_provider
 from jaxrl_atari.hardware.jax_settings import has_started, jax_config
 from jaxrl_atari.imports import IMPORTS_VARIABLE
 
@@ -37,7 +38,7 @@ class SimulatedGpus:
         count = len(self.visible_gpus().gpus)
         return [device for _, devices in processes for device in list(devices)[1 : count + 1]]
 
-    def started(self):
+    def started_gpus(self):
         return self.start() if has_started() else []
 
     def is_full(self, gpu):

@@ -1,5 +1,7 @@
 """The GPUs that NVML shows, the `gpu` option, placement, rotation, memory fractions, and the report."""
 
+import os
+
 import jax
 import jax.extend
 import pytest
@@ -11,18 +13,12 @@ from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.choice import (
-    StartedGpus,
-    choose_among,
-    choose_devices,
-    consecutive_blocks,
-    divide_gpus,
-    limit_jax,
-    settle_devices,
-)
-from jaxrl_atari.hardware.gpus import VisibleGpus, visible_gpus
+from jaxrl_atari.hardware import gpus, nvidia
+from jaxrl_atari.hardware.choice import choose_among, choose_devices, consecutive_blocks, divide_gpus
+from jaxrl_atari.hardware.gpu_interface import Gpu, VisibleGpus
+from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
+from jaxrl_atari.hardware.start import StartedGpus, limit_jax, settle_devices
 from jaxrl_atari.trials.slots import plan_slots
 
 GIB = 2**30
@@ -58,7 +54,7 @@ def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
     assert [gpu.uuid for gpu in found] == expected
     assert {(gpu.model, gpu.memory) for gpu in found} <= {("H100", 24 * GIB)}
     assert (why_none, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", None)
-    assert gpus.os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # CUDA counts as NVML does
+    assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # CUDA counts as NVML does
 
 
 @pytest.mark.parametrize(
@@ -107,7 +103,7 @@ def test_a_session_uses_one_slice_of_several_and_sessions_take_them_in_turn(mach
 
 
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
-    monkeypatch.setattr(gpus.importlib.metadata, "entry_points", lambda group: [])
+    monkeypatch.setattr(nvidia.importlib.metadata, "entry_points", lambda group: [])
     install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
     assert visible_gpus() == VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", "plugin")
 
@@ -142,15 +138,15 @@ def test_a_session_that_does_not_start_leaves_nothing_to_the_next_one(machine, m
     """A session is refused after `limit_jax`, for example because other processes hold the memory of its GPU."""
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.4")
-    before, caches = dict(gpus.os.environ), jax.config.jax_persistent_cache_enable_xla_caches
+    before, caches = dict(os.environ), jax.config.jax_persistent_cache_enable_xla_caches
     limit_jax(DevicesConfig(gpu=0, memory_fraction=0.3, deterministic=True))
     assert jax.config.jax_persistent_cache_enable_xla_caches == "none"
-    assert gpus.os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.3"
-    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in gpus.os.environ  # JAX refuses the two together
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.3"
+    assert "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ  # JAX refuses the two together
     limit_jax(DevicesConfig(data_parallel="all"))
     assert jax.config.read("jax_cuda_visible_devices") == "all"
     assert jax.config.jax_persistent_cache_enable_xla_caches == caches
-    assert dict(gpus.os.environ) == before | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert dict(os.environ) == before | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def test_what_the_user_sets_after_a_session_stays(machine, monkeypatch):
@@ -161,8 +157,8 @@ def test_what_the_user_sets_after_a_session_stays(machine, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=B")
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.5")
     limit_jax(DevicesConfig(gpu=0))
-    assert gpus.os.environ["XLA_FLAGS"] == "--xla_dump_to=B"
-    assert gpus.os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
+    assert os.environ["XLA_FLAGS"] == "--xla_dump_to=B"
+    assert os.environ["XLA_CLIENT_MEM_FRACTION"] == "0.5"
 
 
 def test_sessions_side_by_side_do_not_inherit_what_an_earlier_session_has_set(machine, monkeypatch):
@@ -281,7 +277,8 @@ def test_devices_of_a_session(simulate):
     with pytest.raises(ConfigError, match=r"devices.gpu = -1: expected a visible GPU"):
         place(DevicesConfig(gpu=-1))
     with pytest.raises(
-        ConfigError, match=r"devices.actor = 0: expected a visible GPU \(visible: none; devices.gpu = fal"
+        ConfigError,
+        match=r"devices.actor = 0: expected a visible GPU \(visible: none; devices.gpu = false\); a CPU that lea",
     ):
         place(DevicesConfig(gpu=False, actor=0))
 
@@ -300,7 +297,7 @@ class KeptGpus(SimulatedGpus):
         self._kept = self._limit if self._kept is None else self._kept
         return [gpu for index, gpu in enumerate(super().start()) if index in self._kept]
 
-    def started(self):
+    def started_gpus(self):
         return [] if self._kept is None else self.start()
 
 
@@ -329,7 +326,7 @@ def test_auto_means_a_gpu_on_which_this_process_has_started_jax(keep):
     assert pick_device(False) == cpu[0]
 
 
-TWO = VisibleGpus((gpus.Gpu("GPU-a", "H100", 0), gpus.Gpu("GPU-b", "H100", 0)))
+TWO = VisibleGpus((Gpu("GPU-a", "H100", 0), Gpu("GPU-b", "H100", 0)))
 NONE = VisibleGpus((), "no driver")
 FULL = StartedGpus(full=(0,), why_none="GPU 0 is full")
 BROKEN = StartedGpus(why_none="CUDA is broken")
@@ -348,7 +345,7 @@ def started_on(*indices):
         (TWO, FULL, "GPU 0 is full", "GPU 0 is full", "GPU 0 is full", "GPU 0 is full"),
         (TWO, BROKEN, "cpu", "none; CUDA is broken", "none; CUDA is broken", "none; CUDA is broken"),
         (TWO, started_on(1), "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", 1),
-        (TWO._replace(started=(1,)), started_on(1), 1, 1, "one of [1], on which JAX has started", 1),
+        (TWO._replace(kept=(1,)), started_on(1), 1, 1, "one of [1], on which JAX has started", 1),
         (NONE, StartedGpus(), "cpu", "none; no driver", "none; no driver", "none; no driver"),
         (VisibleGpus((), "wrong variable", "variables"), StartedGpus(), *["wrong variable"] * 4),
     ],
@@ -646,7 +643,7 @@ def test_wrong_variables_of_cuda_are_a_problem_that_the_report_lists(variable, v
 
 def test_a_missing_plugin_is_listed_and_no_failure(machine, monkeypatch, capsys):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    monkeypatch.setattr(gpus, "_jax_plugins", list)
+    monkeypatch.setattr(nvidia, "_jax_plugins", list)
     device_report.main([])
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("problem: JAX's CUDA plugin is not installed")
@@ -656,7 +653,7 @@ def test_a_missing_plugin_is_listed_and_no_failure(machine, monkeypatch, capsys)
 
 def test_an_impossible_split_does_not_hide_the_problems(machine, monkeypatch, capsys):
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    monkeypatch.setattr(gpus, "_jax_plugins", list)
+    monkeypatch.setattr(nvidia, "_jax_plugins", list)
     with pytest.raises(ConfigError, match=r"devices.data_parallel = 8: expected a divisor of env.num_envs = 20"):
         device_report.main(["--devices.data-parallel", "all", "--env.num-envs", "20"])
     printed = capsys.readouterr().out

@@ -27,13 +27,13 @@ from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware import cpu
-from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import Cpu
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import join_processes
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, OLD_FRACTION_VARIABLE
+from jaxrl_atari.hardware.start import limit_jax
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
 
@@ -102,7 +102,7 @@ def test_sessions_side_by_side_start_cuda_without_the_settings_of_an_earlier_ses
     machine = FakeMachine(tmp_path)
     code = (
         "import os, sys; from jaxrl_atari import train; from jaxrl_atari.devices import *;"
-        "from jaxrl_atari.hardware.choice import limit_jax\n"
+        "from jaxrl_atari.hardware.start import limit_jax\n"
         "if __name__ == '__main__':\n"
         "    limit_jax(DevicesConfig(memory_fraction=0.9, deterministic=True)); train.main(sys.argv[1:])"
     )
@@ -186,7 +186,7 @@ def test_questions_start_nothing(tmp_path):
     machine = FakeMachine(tmp_path)
     code = (
         "import jax, numpy as np; from jaxrl_atari.hardware.distributed import *;"
-        "from jaxrl_atari.hardware.choice import limit_jax; limit_jax(DevicesConfig(gpu=0));"
+        "from jaxrl_atari.hardware.start import limit_jax; limit_jax(DevicesConfig(gpu=0));"
         "print(is_leader(), sum_over_processes(3), agree('x'), len(gather_items([3, 5])),"
         "jax.config.jax_platforms); jax.config.update('jax_num_cpu_devices', 3)"  # refused once JAX has started
     )

@@ -9,8 +9,9 @@ import jax
 import pytest
 from fake_cuda import _machine  # noqa: F401
 
-from jaxrl_atari.hardware.gpus import NvidiaGpus, use_provider
+from jaxrl_atari.hardware.gpus import use_provider
 from jaxrl_atari.hardware.monitor import GPU_COLUMNS, mean_of_known, monitor
+from jaxrl_atari.hardware.nvidia import NvidiaGpus
 from jaxrl_atari.runs.columns import COLUMNS
 
 

@@ -83,6 +83,15 @@ def test_users_share_a_cache():
         assert f"{folder} cannot be written to" in python("-c", code, JAX_COMPILATION_CACHE_DIR=cache).stdout
 
 
+def test_a_program_that_cannot_be_read_does_not_turn_the_cache_off(tmp_path):
+    folder = tmp_path / f"threads_{xla_threads()}"
+    (folder / "some-cache").mkdir(parents=True)  # no file
+    os.utime(folder / "some-cache", 2 * (time.time() - 3_600,))
+    code = "from jaxrl_atari.process_tuning import tune_process; print(*tune_process())"
+    result = python("-c", code, JAX_COMPILATION_CACHE_DIR=str(tmp_path))
+    assert f"compiled programs are kept in {folder}" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [

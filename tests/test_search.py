@@ -31,8 +31,8 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.envs import THREADS_VARIABLE
 from jaxrl_atari.errors import ConfigError, SessionsFailed, Stopped, UserError
-from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.cpu import read_cpu
+from jaxrl_atari.hardware.start import limit_jax
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials

@@ -18,15 +18,15 @@ from jax.experimental.multihost_utils import process_allgather
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
-from jaxrl_atari.hardware.choice import limit_jax
 from jaxrl_atari.hardware.jax_settings import has_started, jax_options
+from jaxrl_atari.hardware.start import limit_jax
 from jaxrl_atari.output import say
 
 WAIT_SECONDS = 24 * 3_600
 """Time that a process waits for the others to start."""
 
 
-def join_processes(devices: DevicesConfig) -> None:
+def join_processes(options: DevicesConfig) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
     Raises:
@@ -36,33 +36,33 @@ def join_processes(devices: DevicesConfig) -> None:
     is_first = not jax.distributed.is_initialized() and not has_started()
     expected = "to be set once in a process, before JAX starts"
     require(is_first, "devices.distributed", True, expected, "train in a fresh process")
-    coordinator = devices.coordinator
-    count = devices.num_processes
+    coordinator = options.coordinator
+    count = options.num_processes
     if coordinator is not None:
-        _check_coordinator(coordinator, is_here=devices.process_index == 0)
-    chosen = limit_jax(devices)
+        _check_coordinator(coordinator, is_here=options.process_index == 0)
+    chosen = limit_jax(options)
     if coordinator is not None:
         everyone = f"all {count} processes" if count else "all processes"
         say(f"waiting for {everyone} at {coordinator}")
     # JAX's preemption service would swallow SIGTERM until a session handles it.
     jax_options.set_for_process("jax_enable_preemption_service", False)
-    options = {
+    arguments: dict[str, Any] = {
         "coordinator_address": coordinator,
         "num_processes": count,
-        "process_id": devices.process_index,
+        "process_id": options.process_index,
         "initialization_timeout": WAIT_SECONDS,
     }
     if not os.environ.get("JAX_LOCAL_DEVICE_IDS") and chosen.used:
-        options["local_device_ids"] = chosen.used  # a cluster manager would give one GPU to each process
+        arguments["local_device_ids"] = chosen.used  # a cluster manager would give one GPU to each process
     try:
         with ThreadPool(1) as thread:  # JAX waits in C++, where the main thread would answer no signal
-            joined = thread.apply_async(jax.distributed.initialize, kwds=options)
+            joined = thread.apply_async(jax.distributed.initialize, kwds=arguments)
             while not joined.ready():
                 joined.wait(0.2)
             joined.get()
     except (RuntimeError, ValueError) as error:
         hint = ""
-        if None in (coordinator, count, devices.process_index):
+        if None in (coordinator, count, options.process_index):
             hint = (
                 "; it needs devices.coordinator HOST:PORT, devices.num_processes and devices.process_index,"
                 " or a cluster manager that JAX knows"

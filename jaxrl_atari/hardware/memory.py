@@ -24,7 +24,7 @@ NO_MEMORY = re.compile(
 
 
 def memory_fraction(
-    devices: DevicesConfig, sharing: int = 1, total: int = 0, advice: str = "lower trial.parallel"
+    options: DevicesConfig, sharing: int = 1, total: int = 0, advice: str = "lower trial.parallel"
 ) -> float | None:
     """The fraction of a GPU's memory that each process reserves, where one or several use the GPU.
 
@@ -42,7 +42,7 @@ def memory_fraction(
     Raises:
         ConfigError: the GPU is too small for so many processes, or the fractions add up to more than 1.
     """
-    fraction = devices.memory_fraction
+    fraction = options.memory_fraction
     if fraction is not None:
         expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
         hint = f"lower it, or {advice}"
@@ -58,18 +58,18 @@ def memory_fraction(
     return round(fraction, 4)
 
 
-def check_memory_fraction(devices: DevicesConfig) -> None:
+def check_memory_fraction(options: DevicesConfig) -> None:
     """Raises `ConfigError` if JAX has started on a GPU with another fraction than `devices.memory_fraction`."""
-    fraction = devices.memory_fraction
+    fraction = options.memory_fraction
     # The process that starts a session may have set the variable to this value.
     if fraction is not None and os.environ.get(FRACTION_VARIABLE) != str(fraction):
         require_not_started("devices.memory_fraction", fraction)
 
 
-def apply_memory_fraction(devices: DevicesConfig) -> None:
+def apply_memory_fraction(options: DevicesConfig) -> None:
     """Sets the memory fraction of this process. Call `check_memory_fraction` first."""
-    if devices.memory_fraction is not None:
-        environment_variables.set_for_session(FRACTION_VARIABLE, str(devices.memory_fraction))
+    if options.memory_fraction is not None:
+        environment_variables.set_for_session(FRACTION_VARIABLE, str(options.memory_fraction))
         environment_variables.set_for_session(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
 
 

@@ -12,7 +12,8 @@ import jax
 import numpy as np
 import psutil
 
-from jaxrl_atari.hardware.gpus import gpu_provider, nvml, visible_gpus
+from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
+from jaxrl_atari.hardware.nvidia import nvml
 
 GIB = 2**30
 

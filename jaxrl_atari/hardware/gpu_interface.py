@@ -1,0 +1,110 @@
+"""GPUs as this package sees them, and the interface of what finds them and starts JAX on them (`GpuProvider`).
+
+`NvidiaGpus` is the provider of a real machine. Tests have others (`gpus.use_provider`).
+"""
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+import jax
+
+from jaxrl_atari.errors import require
+
+
+class Gpu(NamedTuple):
+    """A GPU that this process may use."""
+
+    uuid: str  # of the GPU or MIG slice, as in CUDA_VISIBLE_DEVICES
+    model: str
+    memory: int  # in bytes; 0 if unknown
+
+
+class VisibleGpus(NamedTuple):
+    """The GPUs that this process may use, in the order of their indices."""
+
+    gpus: tuple[Gpu, ...]
+    why_none: str = ""  # why `gpus` is empty
+    fault: Literal["driver", "plugin", "variables"] | None = None
+    """What keeps GPUs from being used: a failing driver, JAX's CUDA plugin, which is not installed, or wrong
+    variables of CUDA, which `visible_gpus` reports as an error and the command `devices` as a problem."""
+    failing: tuple[str, ...] = ()  # errors of GPUs that NVML lists and cannot read; they have no index
+    kept: tuple[int, ...] = ()
+    """Indices of those on which JAX has started in this process, and to which it keeps; empty before."""
+
+    @property
+    def in_one_process(self) -> tuple[Gpu, ...]:
+        """Those that a session can use. By NVIDIA's MIG guide, CUDA shows a process a single slice.
+
+        Sessions that see one slice each can use all of `gpus`.
+        """
+        has_slice = any(gpu.uuid.startswith("MIG-") for gpu in self.gpus)
+        return self.gpus[:1] if has_slice else self.gpus
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """The indices of the GPUs on which JAX has started, or may start, in one process."""
+        return self.kept or tuple(range(len(self.in_one_process)))
+
+
+class GpuProvider(Protocol):
+    """The GPUs of a machine, and how JAX starts on them."""
+
+    def visible_gpus(self) -> VisibleGpus:
+        """The GPUs that JAX could use in this process. Starts no back end."""
+        ...
+
+    def forbid(self, why: str) -> None:
+        """Keeps JAX off the GPUs. From then on, `visible_gpus` returns none, with `why` as the reason."""
+        ...
+
+    def limit(self, used: Collection[int]) -> None:
+        """Lets JAX start only on the visible GPUs with these indices."""
+        ...
+
+    def start(self) -> list[jax.Device]:
+        """Starts JAX and returns the GPUs of all processes. Raises RuntimeError if JAX cannot start on them."""
+        ...
+
+    def started_gpus(self) -> list[jax.Device]:
+        """What `start` has returned in this process; empty if JAX has not started on a GPU."""
+        ...
+
+    def is_full(self, gpu: Gpu) -> bool:
+        """Whether other processes have left too little memory on a GPU for JAX to start."""
+        ...
+
+    def index(self, device: jax.Device) -> int:
+        """The index, among the visible GPUs, of a device of this process that `start` has returned."""
+        ...
+
+
+def obey_cuda_visible_devices(
+    gpus: Sequence[Gpu], find: Callable[[str], Gpu | None] = lambda name: None
+) -> VisibleGpus:
+    """The GPUs of a machine that CUDA_VISIBLE_DEVICES leaves.
+
+    As in CUDA, the first unknown name ends the list. The start of a UUID is a name if one GPU alone has it.
+
+    Args:
+        gpus: all GPUs of the machine, in the order of their indices.
+        find: looks up a name that is neither an index nor the start of a UUID in `gpus`; None if it is unknown.
+
+    Raises:
+        ConfigError: it names a GPU twice. CUDA would then show none.
+    """
+    if not gpus:
+        return VisibleGpus((), "this machine has no GPU")
+    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if names is None:
+        return VisibleGpus(tuple(gpus))
+    left: list[Gpu] = []
+    for name in map(str.strip, names.split(",")):
+        numbered = gpus[int(name)] if name.isdecimal() and int(name) < len(gpus) else None
+        named = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
+        found = numbered or (named[0] if len(named) == 1 else find(name))
+        if found is None:
+            break
+        require(found not in left, "CUDA_VISIBLE_DEVICES", names, "each GPU at most once")
+        left.append(found)
+    return VisibleGpus(tuple(left), "" if left else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
