@@ -1,4 +1,4 @@
-"""A convolution with gradients that are fast on a CPU. `layers.Conv` uses it under `gradients_for_cpus(True)`.
+"""A convolution with gradients that are fast on a CPU. `layers.Conv` uses it under `for_cpus(True)`.
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
 naive loops (https://github.com/jax-ml/jax/issues/12868). With them, two gradient steps of `impala` took about 20
@@ -25,10 +25,9 @@ does `fast/by_hand.py`:
     stack               A concatenation along the last axis first copies every operand. So arrays are stacked on
                         the last axis but one, which takes one pass.
     moved transpose     A product with a transposed left operand, as X' G for the gradient of a kernel, takes up to
-                        twice as long if XLA makes X' by a change of layout (column-major). So the transposed
-                        product G' X is computed, of a G' that is moved in memory, and its small result is
-                        transposed. An `optimization_barrier` keeps XLA from simplifying this back: it stays
-                        until the algebraic simplification is over.
+                        twice as long if XLA only relabels X as column-major. So G' X is computed, with G' copied
+                        into row-major order, and its small result is transposed. An `optimization_barrier` keeps
+                        XLA from simplifying this back: it stays until the algebraic simplification is over.
 """
 
 from functools import partial

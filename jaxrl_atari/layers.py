@@ -1,8 +1,8 @@
 """`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
 
-Both read `gradients_for_cpus`, which `network_forms.py` sets while a network is applied. Where it is true, the
-gradients of a `Conv` are those of `cpu_convolution.py`, and `in_chunks` computes a few samples at a time. Where it
-is false, as on a GPU, a `Conv` is a plain convolution, and nothing is cut.
+Both read `for_cpus`, which `network_forms.py` sets while a network is applied. Where it is true, a `Conv` computes
+as `cpu_convolution.py` says, and `in_chunks` computes a few samples at a time. Where it is false, as on a GPU, a
+`Conv` is a plain convolution, and nothing is cut.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,12 @@ CHUNK = 32
 UNROLLED = 8
 """Up to this many chunks are compiled without a loop: XLA runs them in parallel."""
 
-gradients_for_cpus = jax.make_user_context(False)
-"""Whether convolutions have the gradients for CPUs: `with gradients_for_cpus(True):`.
+for_cpus = jax.make_user_context(False)
+"""Whether convolutions are computed in the way that is fast on CPUs: `with for_cpus(True):`.
 
-They change numbers by rounding alone. The value is part of the key of JAX's caches, so a function that was
-compiled with one value is compiled anew for the other.
+It changes outputs and gradients by rounding alone. In bfloat16 the outputs are nearer to those of float32,
+because products are added and kept in float32. The value is part of the key of JAX's caches, so a function that
+was compiled with one value is compiled anew for the other.
 """
 
 PADDINGS = ("SAME", "SAME_LOWER", "VALID")
@@ -56,12 +57,15 @@ class Conv(nn.Module):
 
         Raises:
             TypeError: the input has another type.
+            ValueError: the input is no batch of images.
             ValueError: the kernel's size is not (height, width), the strides are not two equal ones, or the
                 padding is none of `PADDINGS`.
         """
         pixels = x.dtype == jnp.uint8
         if not pixels and not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"Conv {self.name}: expected an input of uint8 (pixels) or floats, got {x.dtype}")
+        if x.ndim != 4:
+            raise ValueError(f"Conv {self.name}: expected images [N, H, W, C], got the shape {list(x.shape)}")
         size = self.kernel_size
         # One number is refused: for `nn.Conv` it is a kernel of one dimension.
         if np.shape(size) != (2,):
@@ -78,7 +82,7 @@ class Conv(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         above_below, left_right = lax.padtype_to_pads(x.shape[-3:-1], size, strides, self.padding)
         pads = (above_below, left_right)
-        if gradients_for_cpus.value:
+        if for_cpus.value:
             scaled = kernel / 255 if pixels else kernel
             y: jax.Array = cpu_convolution(x, scaled, strides[0], pads, jnp.dtype(self.dtype))
             return y + bias
@@ -88,14 +92,14 @@ class Conv(nn.Module):
 
 
 def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax.Array) -> jax.Array:
-    """`torso(x)`; with the gradients for CPUs, in chunks of at most `CHUNK` samples.
+    """`torso(x)`; where `for_cpus` is true, in chunks of at most `CHUNK` samples.
 
     Args:
         torso: a function of each sample alone, which uses layers of `module`.
         module: the module in whose `__call__` this is.
         x: images [N, H, W, C].
     """
-    count = -(-len(x) // CHUNK) if gradients_for_cpus.value else 1
+    count = -(-len(x) // CHUNK) if for_cpus.value else 1
     if count == 1:
         return torso(x)
 

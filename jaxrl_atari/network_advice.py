@@ -18,21 +18,19 @@ from jaxrl_atari.network_functions import init_params, make_module
 from jaxrl_atari.networks import NatureFeatures
 
 NATURE = {"nature", "nature_lstm"}
-"""Names of the networks that are shipped with features by hand. An edit of one may lose them."""
+"""Names of the networks that are shipped with features by hand. One that was edited may lack `NatureFeatures`."""
 
 
-def network_advice(
-    config: NetworkConfig, num_actions: int, device_class: DeviceClass, *other_classes: DeviceClass
-) -> str:
+def network_advice(config: NetworkConfig, num_actions: int, learner: DeviceClass, *actors: DeviceClass) -> str:
     """What would make the network of these arguments faster; empty where nothing is known.
 
     Args:
-        config, num_actions, device_class, other_classes: as `network_forms.make_network` takes them.
+        config, num_actions, learner, actors: as `network_forms.make_network` takes them.
     """
-    device_classes = (device_class, *other_classes)
+    device_classes = (learner, *actors)
     module = make_module(config, num_actions, compute_dtype(config, device_classes))
     form = form_of(module, config, device_classes)
-    if form == "plain":  # nothing to advise: it is the best on a GPU, and on a CPU the config asks for it
+    if form == "plain":  # the best form on a GPU; on a CPU, the config asks for it
         return ""
     if not CPUS.issuperset(device_classes):
         return (

@@ -2,18 +2,19 @@
 
 A network is written as a flax module (`networks.py`). The rest of the package gets a `Network` from here:
 
-    make_network(config, num_actions, *device_classes)    for the classes of the devices that learn and act
+    make_network(config, num_actions, learner, *actors)    for the classes of the devices that learn and act
 
 `hardware/device_class.py` lists the classes of devices. All forms of a network have the same parameters:
 
-    form        features                             gradients of each `layers.Conv`
-    plain       layers of the module                 XLA's
-    layers      layers of the module                 those for CPUs (`layers.gradients_for_cpus`)
-    by_hand     `fast/`, in place of the layers      those for CPUs, where other layers are convolutions
+    form        each `layers.Conv`                                 `networks.NatureFeatures`
+    plain       XLA's convolution                                  its layers
+    layers      that for CPUs: `layers.for_cpus`,                  its layers
+                forward and backward
+    by_hand     that for CPUs                                      `fast/`, in place of its layers
 
 The option `network.conv` names one of them, or is `auto`: `by_hand` where only CPUs learn and act, and `plain`
-elsewhere. A network gets the form `layers` in place of `by_hand` where it cannot have that (`form_of`): it does
-not use `networks.NatureFeatures`, somebody has edited that module, or a GPU learns or acts. A session says what
+elsewhere. Where `by_hand` is impossible, the network gets `layers` (`form_of`): it does not use `NatureFeatures`,
+somebody has edited that module, or the option asks for `by_hand` where a GPU learns or acts. A session says what
 would be faster (`network_advice.py`).
 """
 
@@ -30,7 +31,7 @@ from jaxrl_atari.fast import by_hand
 from jaxrl_atari.fast.substitution import apply_by_hand, why_not_by_hand
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import gradients_for_cpus
+from jaxrl_atari.layers import for_cpus
 from jaxrl_atari.network_functions import apply_module, init_params, initial_carry, make_module
 from jaxrl_atari.network_interface import Apply, Network, Observation, Outputs
 
@@ -44,9 +45,7 @@ Form = Literal["plain", "layers", "by_hand"]
 """The forms of a network."""
 
 
-def make_network(
-    config: NetworkConfig, num_actions: int, device_class: DeviceClass, *other_classes: DeviceClass
-) -> Network:
+def make_network(config: NetworkConfig, num_actions: int, learner: DeviceClass, *actors: DeviceClass) -> Network:
     """The network of a config. Equal arguments give the same object, so that programs are compiled once.
 
     The devices that learn and those that act use the same network, so they store frames in the same layout and
@@ -54,13 +53,13 @@ def make_network(
     update's first gradient step, up to TF32 in the GPU's convolutions.
 
     Args:
-        device_class, other_classes: of the devices that learn, and of those that act. One is enough where both are
-            equal.
+        learner: class of the devices that learn. For acting alone, that of the device that acts.
+        actors: classes of the devices that act, if they may differ.
 
     Raises:
         ConfigError: no network has that name, or it cannot be made.
     """
-    classes = tuple(dict.fromkeys((device_class, *other_classes)))  # each once: those that learn come first
+    classes = tuple(dict.fromkeys((learner, *actors)))  # each once
     return _network_of(make_module(config, num_actions), config, classes)
 
 
@@ -82,7 +81,8 @@ def _network_of(module: nn.Module, config: NetworkConfig, device_classes: tuple[
     )
     form = form_of(module, config, device_classes)
     if form == "by_hand":
-        chunk = by_hand.chunk_size(device_classes[0], dtype)
+        learner, *_ = device_classes  # learning takes more time than acting
+        chunk = by_hand.chunk_size(learner, dtype)
         network = network._replace(
             apply=partial(apply_by_hand, module, chunk),
             layout=BLOCKED,
@@ -92,8 +92,8 @@ def _network_of(module: nn.Module, config: NetworkConfig, device_classes: tuple[
 
 
 def _apply_for_cpus(apply: Apply, params: Any, observation: Observation) -> Outputs:
-    """An `Apply` in which each `layers.Conv` has the gradients for CPUs."""
-    with gradients_for_cpus(True):
+    """Applies a network with `layers.for_cpus`."""
+    with for_cpus(True):
         return apply(params, observation)
 
 
@@ -116,8 +116,8 @@ def compute_dtype(config: NetworkConfig, device_classes: Sequence[DeviceClass]) 
 
     `auto` is bfloat16 where learner and actor are both CPUs with bfloat16 instructions, unless `network.conv` is
     `plain`: XLA computes the bfloat16 gradients of plain convolutions by way of float32 on every CPU. Elsewhere it
-    is float32. On GPUs nobody has compared the scores of the two, and on those that we measured the GPU waits for
-    the host (BENCHMARKS.md).
+    is float32. On a GPU it stays float32, because scores in bfloat16 were not compared there, and because no time
+    is to be gained where the GPU waits for the host, as on those that we measured (BENCHMARKS.md).
     """
     if config.compute_dtype != "auto":
         return jnp.dtype(config.compute_dtype)

@@ -83,7 +83,7 @@ def nature_features(network: Any, stacks: jax.Array) -> jax.Array:
 
     Args:
         network: the module in whose `__call__` this is. The features have its `dtype`, and their layers `conv1`,
-            `conv2`, `conv3` and `dense` become its own.
+            `conv2`, `conv3` and `dense` become its own, so it has no other layers of these names.
         stacks: what the network was called with, unchanged.
     """
     features = NatureFeatures(network.dtype)

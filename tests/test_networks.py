@@ -32,7 +32,7 @@ from jaxrl_atari.frames import (
     map_images,
 )
 from jaxrl_atari.groups import first_rollout_start
-from jaxrl_atari.layers import Conv, gradients_for_cpus, in_chunks
+from jaxrl_atari.layers import Conv, for_cpus, in_chunks
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_functions import apply_module, init_params, make_module
@@ -180,7 +180,7 @@ def shipped(name, dtype="float32", conv="plain"):
     module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype))
 
     def outputs(params, stacks):
-        with gradients_for_cpus(conv == "layers"):
+        with for_cpus(conv == "layers"):
             return apply_module(module, params, Observation(stacks))[:2]
 
     return outputs
@@ -250,7 +250,7 @@ def test_gradients_of_impala_for_cpus_are_those_of_plain_layers():
 
         def gradients(for_cpu):
             def loss(params, stacks):
-                with gradients_for_cpus(for_cpu):
+                with for_cpus(for_cpu):
                     y = ImpalaTorso().apply({"params": params}, stacks)
                 return (y * jnp.linspace(-1, 2, y.size).reshape(y.shape)).mean()
 
@@ -377,7 +377,7 @@ def one_more_layer(self, stacks):
 
 def sharper_on_cpus(self, stacks):
     outputs = NatureActorCritic.__call__(self, stacks)
-    return outputs._replace(logits=1.1 * outputs.logits) if gradients_for_cpus.value else outputs
+    return outputs._replace(logits=1.1 * outputs.logits) if for_cpus.value else outputs
 
 
 @nn.compact
@@ -411,7 +411,7 @@ def test_an_edit_behind_the_features_keeps_them_by_hand(call, monkeypatch):
         return jax.jit(jax.grad(loss, has_aux=True))(params)
 
     got = outputs_and_gradients(network.apply, BLOCKED)
-    with gradients_for_cpus(True):
+    with for_cpus(True):
         expected = outputs_and_gradients(partial(apply_module, written), PLAIN)
     for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5 * float(jnp.abs(y).max()))
@@ -548,7 +548,7 @@ def edited_call(call):
             "cpu",
             f"'samples' > '32' is inconclusive.): {SLOWER}",
         ),
-        (edited_copy, "cpu", READS_STACKS + "AttributeError: 'HiddenStacks' object has no attribute"),
+        (edited_copy, "cpu", READS_STACKS + "TypeError: it asks for `dtype`"),
     ],
 )
 def test_an_edit_of_the_features_is_what_a_cpu_computes(edit, device_class, said, monkeypatch):
@@ -585,6 +585,42 @@ def test_any_network_may_begin_with_the_features_by_hand():
 
     assert is_by_hand(registered("both", Both))
     assert not network_advice(NetworkConfig(name="both"), ACTIONS, "cpu")
+
+
+def test_the_shape_of_the_stacks_is_the_same_where_the_features_are_by_hand():
+    class Shaped(nn.Module):
+        num_actions: int
+        dtype: object = jnp.float32
+
+        @nn.compact
+        def __call__(self, stacks):
+            n, *image = stacks.shape
+            assert (n, len(stacks.shape), image) == (len(stacks), 4, [84, 84, 4])
+            return networks.heads(networks.nature_features(self, stacks) * stacks.shape[-1], self.num_actions)
+
+    fast = registered("shaped", Shaped)
+    plain = make_network(NetworkConfig(name="shaped", conv="plain"), ACTIONS, "cpu")
+    assert is_by_hand(fast)
+    assert not is_by_hand(plain)
+    params = plain.init(jax.random.key(0))
+    values = [network.apply(params, observation(network, random_stacks(3))).value for network in (fast, plain)]
+    np.testing.assert_allclose(*values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("attribute", ["dtype", "ndim", "size"])
+def test_a_network_that_asks_its_stacks_for_more_has_its_layers(attribute):
+    class Asks(nn.Module):
+        num_actions: int
+        dtype: object = jnp.float32
+
+        @nn.compact
+        def __call__(self, stacks):
+            features = networks.nature_features(self, stacks)
+            return networks.heads(features if hasattr(stacks, attribute) else 2 * features, self.num_actions)
+
+    assert not is_by_hand(registered("asks", Asks))
+    advice = network_advice(NetworkConfig(name="asks"), ACTIONS, "cpu")
+    assert f"(TypeError: it asks for `{attribute}` of its frame stacks)" in advice
 
 
 def test_features_in_a_type_of_their_own_are_not_computed_in_that_of_the_session():
@@ -881,7 +917,7 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape, 
             return y, pull(g.astype(y.dtype))
 
         expected = outputs_and_gradients(oracle)
-        with gradients_for_cpus(True):
+        with for_cpus(True):
             got = outputs_and_gradients(conv)
         jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), got, expected)
         jax.tree.map(
@@ -900,7 +936,7 @@ def test_strides_are_those_of_flax_where_they_are_equal():
 @pytest.mark.parametrize("strides", [(2, 1), (2,), (2, 2, 2)])
 def test_strides_are_refused_alike_on_every_device(strides, for_cpu):
     expected = r"Conv conv: strides = \(.*\): expected one number, or two equal ones"
-    with gradients_for_cpus(for_cpu), pytest.raises(ValueError, match=expected):
+    with for_cpus(for_cpu), pytest.raises(ValueError, match=expected):
         Conv(3, (3, 3), strides=strides, name="conv").init(jax.random.key(0), jnp.zeros((1, 9, 9, 2)))
 
 
@@ -931,7 +967,7 @@ def test_a_float32_kernel_has_gradients_in_float64():
                 params, x
             )
 
-        with gradients_for_cpus(True):
+        with for_cpus(True):
             got = gradients(Conv(4, dtype=jnp.float64))
         expected = gradients(nn.Conv(4, (3, 3), dtype=jnp.float64))
         assert got[0]["kernel"].dtype == jnp.float32
@@ -957,7 +993,7 @@ def test_a_jit_within_a_network_knows_the_form():
 
     def gradient(for_cpu):
         def loss(params):
-            with gradients_for_cpus(for_cpu):
+            with for_cpus(for_cpu):
                 return (Net().apply(params, x) ** 2).sum()
 
         return jax.jit(jax.grad(loss))
@@ -978,7 +1014,7 @@ def test_chunks_change_nothing(samples):
     x = np.random.default_rng(3).integers(0, 256, (samples, 6, 5, 4), dtype=np.uint8)
     params = Net().init(jax.random.key(0), x[:1])
     expected = Net().apply(params, x)
-    with gradients_for_cpus(True):
+    with for_cpus(True):
         got = Net().apply(params, x)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 

@@ -33,12 +33,13 @@ and the arrays of their gradients, are float32. The rest is computed so:
 - Operands of a product are cast to `dtype`, and products are added up in float32 (`product`).
 - A bias is added in float32. The output of a convolution is then cast to `dtype`: it is kept, and is an operand of
   the next layer. That of the dense layer stays float32: what follows the features computes in float32.
-- A gradient is float32, as a sum of products, and is cast to `dtype` only as an operand. `db` is summed before.
-- Two gradients are rounded to `dtype` all the same, as flax rounds them: that for out3, the input of the dense
-  layer; and that for the bias of the dense layer, which itself is rounded before it is added.
+- Gradients are kept in float32. They are rounded to `dtype` only where they enter a product; `db` is summed
+  before.
+- As in flax, two gradients of the dense layer are rounded to `dtype`: those of its input, out3, and of its bias.
+  The bias itself is rounded too, before it is added.
 - `torso` returns float32 arrays that hold values of `dtype`, because JAX hands its gradient function a gradient in
   the type of the output, and `layer_backward` takes it in float32. `features` casts them back to `dtype`. That
-  changes no value, and its own gradient is the first of the two roundings.
+  changes no value, and its own gradient is the rounding of that of out3.
 
 **Blocks and windows.** The frames are stored in blocks of 4x4 pixels (`frames.BLOCKED`), so that the first layer's
 stride of 4 becomes one of 1; the first layer returns its output in the blocks of the second. `block_kernels` draws
@@ -51,8 +52,8 @@ this. With stride 1, X is made by copies of shifted views of an image, which `wi
                         faster to make them again than to read them from memory, so only the input and the outputs
                         of the layers are kept. Where chunks are unrolled, XLA itself decides, and keeps the
                         windows.
-    kept halves         In a loop over chunks, the slice that reads a kept output of the first layer is fused into
-                        its windows, which then take 10 times as long. So that output is kept in two halves, to be
+    kept halves         In a loop over chunks, XLA fuses the read of the saved out1 into the code that makes its
+                        windows, which then takes 10 times as long. So out1 is saved in two halves, which are
                         concatenated, as in the rule "halves".
 """
 
@@ -169,10 +170,10 @@ def block_kernels(params: Any) -> Kernels:
     return Kernels(w1, b1, w2, b2, w3, b3)
 
 
-def torso_in_chunks(blocks: jax.Array, kernels: Kernels, dtype: Any, size: int) -> jax.Array:
-    """The torso in chunks of at most `size` samples: uint8 [N, 21, 21, 64] -> float32 [N, 3136]."""
+def torso_in_chunks(blocks: jax.Array, kernels: Kernels, dtype: Any, chunk_size: int) -> jax.Array:
+    """The torso in chunks of at most `chunk_size` samples: uint8 [N, 21, 21, 64] -> float32 [N, 3136]."""
     n = len(blocks)
-    count = -(-n // size)
+    count = -(-n // chunk_size)
     loop = count > UNROLLED
     if count == 1:
         return torso(blocks, kernels, dtype, loop)

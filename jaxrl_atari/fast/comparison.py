@@ -1,16 +1,16 @@
 """Whether `networks.NatureFeatures` still computes what `by_hand.py` computes: a comparison of programs.
 
-`features_as_shipped` computes it in a few lines. It uses no layer of this package, so that an edit of one, as of
-`layers.Conv`, changes `NatureFeatures` and not this function. First the shapes of the kernels are compared, and
-then the programs that JAX makes of the two. (It makes them in less than a second. To compare numbers, it would
-have to compile the programs as well.)
+`features_as_shipped` says in a few lines what `by_hand.py` computes. It uses no layer of this package, so an edit
+of a layer, such as `layers.Conv`, changes `NatureFeatures` and not this function. First the shapes of the kernels
+are compared, and then the programs that JAX makes of the two. (It makes them in less than a second. To compare
+numbers, it would have to compile the programs as well.)
 
 The number of samples is a symbol, so programs are compared for all numbers at once: an edit that treats few
 samples and many differently is noticed. A single sample, which broadcasts, is compared too. Two kinds of edit are
 not noticed, and `by_hand.py` still computes the features as they were:
 
 - a test for one particular number of samples, such as `x.shape[0] == 64`: for a symbol it is false;
-- an edit of what runs on CPUs alone (`if layers.gradients_for_cpus.value`): what is compared is the module in the
+- an edit of what runs on CPUs alone (`if layers.for_cpus.value`): what is compared is the module in the
   form that a GPU runs. To try such an edit, move it out of the branch.
 """
 

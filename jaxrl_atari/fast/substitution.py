@@ -3,11 +3,11 @@
 Networks do not know of it. While a network is applied, flax hands over each call of a module
 (`flax.linen.intercept_methods`), and that of `NatureFeatures` is answered by `by_hand.features` (`apply_by_hand`).
 
-`why_not_by_hand` says whether this is right for a network. It is not
+`why_not_by_hand` says what keeps a network from this:
 
-- if `NatureFeatures` or one of its layers was edited, which `comparison.py` notices;
-- if the network reads the frame stacks itself, or has the features in a type of its own. So it is tried, without
-  computing anything, on stacks that only `by_hand.py` can read (`HiddenStacks`).
+- `NatureFeatures` or one of its layers was edited, which `comparison.py` notices.
+- The network reads the frame stacks itself, or has the features in a type of its own. To find out, it is traced on
+  stacks that raise an error where they are read (`HiddenStacks`).
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from jaxrl_atari.fast.by_hand import KERNELS, features
 from jaxrl_atari.fast.comparison import is_as_shipped, kernel_shapes
-from jaxrl_atari.frames import BLOCKED, STACK
+from jaxrl_atari.frames import BLOCKED, FRAME_SIZE, STACK
 from jaxrl_atari.network_functions import apply_module, empty_observation, init_params
 from jaxrl_atari.network_interface import Observation, Outputs
 from jaxrl_atari.networks import NatureFeatures
@@ -31,20 +31,24 @@ from jaxrl_atari.networks import NatureFeatures
 class HiddenStacks:
     """What a network is called with in place of frame stacks: it can pass them on, and cannot read them.
 
-    They are blocked, so a network that reads pixels itself would silently compute something else from them.
+    They are blocked, so a network that reads pixels itself would silently compute something else from them. It may
+    ask for the shape, which is that of the stacks that it expects.
     """
 
-    array: jax.Array
+    blocked: jax.Array
     """uint8 [N, 21, 21, 64]."""
-
-    def __len__(self) -> int:
-        """N: the number of samples is all that a network may know of them."""
-        return len(self.array)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N,)."""
-        return self.array.shape[:1]
+        """(N, 84, 84, 4)."""
+        return len(self.blocked), FRAME_SIZE, FRAME_SIZE, STACK
+
+    def __len__(self) -> int:
+        return len(self.blocked)
+
+    def __getattr__(self, name: str) -> Any:
+        # A `TypeError`, and no `AttributeError`: for that, `hasattr` would silently be false.
+        raise TypeError(f"it asks for `{name}` of its frame stacks")
 
 
 def apply_by_hand(module: nn.Module, chunk: int, params: Any, observation: Observation) -> Outputs:
@@ -67,7 +71,7 @@ def apply_by_hand(module: nn.Module, chunk: int, params: Any, observation: Obser
         if jnp.dtype(called.dtype) != jnp.dtype(module.dtype):
             raise TypeError("networks.NatureFeatures has another dtype than the network")
         (stacks,) = (*args, *kwargs.values())
-        return features(called.variables["params"], stacks.array, module.dtype, chunk)
+        return features(called.variables["params"], stacks.blocked, module.dtype, chunk)
 
     with nn.intercept_methods(intercept):
         return apply_module(module, params, observation._replace(stacks=HiddenStacks(observation.stacks)))
@@ -92,9 +96,9 @@ def why_not_by_hand(module: nn.Module) -> str:
         return "networks.NatureFeatures, or a layer of it, was edited"
     rows, columns, channels = BLOCKED.shape
     blocks = jax.ShapeDtypeStruct((1, rows, columns, STACK * channels), jnp.uint8)
-    seen = empty_observation(module)._replace(stacks=blocks)
+    observation = empty_observation(module)._replace(stacks=blocks)
     try:
-        jax.eval_shape(partial(apply_by_hand, module, 1), params, seen)
+        jax.eval_shape(partial(apply_by_hand, module, 1), params, observation)
     except Exception as error:  # with its layers, the network shows any error of its own
         needed = "it must use its frame stacks in networks.nature_features(self, stacks) alone"
         return f"the features of {name} cannot be computed by hand, for which {needed} ({_first_line(error)})"
