@@ -372,7 +372,7 @@ def _make_session(
     """
     leads = is_leader()
     say = outputs.message
-    # It also covers the training, until the session is closed.
+    # Errors in training get this advice, too: the context lasts until the session is closed.
     exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)

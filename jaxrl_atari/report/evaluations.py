@@ -104,8 +104,8 @@ def _has_type(value: Any, hint: Any) -> bool:
 def written_at(file: Path) -> float:
     """The time at which a result or a video was made, in seconds since 1970 (UTC).
 
-    It is the `date` in the JSON file of a result, because a copy of the file keeps that date. A video has the date
-    of its evaluation, `evaluation_STEP.json`. Without a date, it is the time of the file's last change.
+    A result has the time in the `date` of its JSON file, which a copy of the file keeps. A video has the date of
+    its evaluation, `evaluation_STEP.json`. Without a date, the time is that of the file's last change.
     """
     described = file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")
     try:

@@ -162,8 +162,8 @@ def known_float(value: float | None) -> float | None:
 def sample_std(values: ArrayLike, axis: int | None = None) -> Any:
     """The sample standard deviation, sqrt(sum (x - mean)² / (N - 1)), of N > 1 values along `axis`.
 
-    It estimates the spread over all sessions that might have been trained. Division by N would underestimate that
-    spread, by 29% with two sessions.
+    This value estimates the spread over all sessions that might have been trained. Division by N would
+    underestimate that spread, by 29% with two sessions.
     """
     return np.std(np.asarray(values), axis=axis, ddof=1)
 

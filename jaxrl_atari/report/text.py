@@ -26,7 +26,7 @@ def score_text(value: float | None) -> str:
 def number_text(value: float) -> str:
     """A number of any size as text: 0.000343, 0.95, 2,048, 1e-08.
 
-    It has three significant digits, and all digits before the point.
+    The text has three significant digits, and all digits before the point.
     """
     if value == 0 or abs(value) >= 999.5:  # from there on, three digits would round to 1000
         return f"{value:,.0f}"

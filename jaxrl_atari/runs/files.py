@@ -73,9 +73,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def try_write_json(path: Path, values: Mapping[str, Any]) -> str:
-    """Writes a JSON file, and returns why it could not be written instead of raising an error.
-
-    It is for figures that have been printed already.
+    """Writes figures that have been printed already into a JSON file. An error is returned, not raised.
 
     Returns:
         The problem, such as `PATH: Read-only file system`; empty if the file was written.

@@ -34,7 +34,7 @@ from jaxrl_atari.runs.reading import latest_meta
 def claim_run_dir(config: Config, wanted: Path | None, is_new: bool) -> Iterator[Path]:
     """Makes the directory of a new run, suite or search, or takes the one that is resumed, and locks it.
 
-    It is locked until the block ends. A new one is then removed if every session was refused; see
+    The directory is locked until the block ends. A new directory is then removed if every session was refused; see
     `removed_if_refused`.
 
     Args:

@@ -98,9 +98,10 @@ def _row(search_dir: Path, search: SearchConfig, trial: FrozenTrial) -> list[Any
 
 
 def _field_value(trial: FrozenTrial, name: str) -> Any:
-    """The value of a searched field in a row: the text `None` for a choice None, because None is unknown there.
+    """The value of a searched field in a row.
 
-    It is unknown in a trial that was killed before it sampled the field.
+    None stands for an unknown value, as in a trial that was killed before it sampled the field. A choice None is
+    therefore the text `None`.
     """
     if name not in trial.params:
         return None

@@ -96,7 +96,7 @@ class _EndedTask(NamedTuple):
 
 def _call_on_end(ended: _EndedTask, stopping: bool) -> None:
     """Calls `on_end` of a task that has ended; after a stop request, only if the task has finished."""
-    # Then a failure may only mean that the cluster sent a signal to all.
+    # After a stop request, a failure may only mean that the cluster sent a signal to all.
     if not stopping or ended.end == TaskEnd():
         ended.task.on_end(ended.end.failure)
 
