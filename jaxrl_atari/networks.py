@@ -148,33 +148,33 @@ class ImpalaActorCritic(nn.Module):
 class LSTMStep(nn.Module):
     """One step of an LSTM in n environments, which forgets where a game starts."""
 
-    features: int
+    units: int
 
     @nn.compact
     def __call__(self, carry: Any, step: tuple[jax.Array, jax.Array]) -> tuple[Any, jax.Array]:
-        """Carry [n, features] twice; x [n, F], first bool [n] -> new carry, output [n, features]."""
+        """Carry [n, units] twice; x [n, F], first bool [n] -> new carry, output [n, units]."""
         x, first = step
         carry = jax.tree.map(lambda memory: jnp.where(first[:, None], 0.0, memory), carry)
-        cell = nn.OptimizedLSTMCell(self.features, kernel_init=nn.initializers.orthogonal(), name="cell")
+        cell = nn.OptimizedLSTMCell(self.units, kernel_init=nn.initializers.orthogonal(), name="cell")
         with jax.default_matmul_precision("highest"):  # float32 without TF32, as in `dense`
             return cell(carry, x)
 
 
-def lstm(features: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
+def lstm(units: int, x: jax.Array, first: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
     """An LSTM (Hochreiter and Schmidhuber 1997) over N / n consecutive steps of n environments.
 
     Args:
         x: float32 [N, F]; first: bool [N], where a game starts.
-        carry: float32 [n, features] twice, before the first step.
+        carry: float32 [n, units] twice, before the first step.
 
     Returns:
-        Outputs float32 [N, features], and the carry after the last step.
+        Outputs float32 [N, units], and the carry after the last step.
     """
     num_envs = len(jax.tree.leaves(carry)[0])
     steps = jax.tree.map(lambda y: y.reshape(-1, num_envs, *y.shape[1:]), (x, first))
     over_steps = nn.scan(LSTMStep, variable_broadcast="params", split_rngs={"params": False})
-    carry, outputs = over_steps(features, name="lstm")(carry, steps)
-    return outputs.reshape(-1, features), carry
+    carry, outputs = over_steps(units, name="lstm")(carry, steps)
+    return outputs.reshape(-1, units), carry
 
 
 class NatureLSTM(nn.Module):
@@ -197,5 +197,5 @@ class NatureLSTM(nn.Module):
     @nn.compact
     def __call__(self, stacks: jax.Array, first: jax.Array, carry: Any) -> Outputs:
         """The fields of an `Observation` -> `Outputs`."""
-        features, carry = lstm(self.units, nature_features(self, stacks), first, carry)
-        return heads(features, self.num_actions, carry)
+        x, carry = lstm(self.units, nature_features(self, stacks), first, carry)
+        return heads(x, self.num_actions, carry)

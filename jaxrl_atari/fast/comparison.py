@@ -35,7 +35,7 @@ Features = Callable[[Any, jax.Array], jax.Array]
 def is_as_shipped(dtype: Any) -> bool:
     """Whether `networks.NatureFeatures` computes in `dtype` what `features_as_shipped` does."""
     features = NatureFeatures(dtype)
-    params = jax.eval_shape(features.init, jax.random.key(0), pictures(1))["params"]
+    params = jax.eval_shape(features.init, jax.random.key(0), stacks_shape(1))["params"]
     if kernel_shapes(params) != KERNELS:
         return False
     as_shipped = partial(features_as_shipped, dtype=dtype)
@@ -73,7 +73,7 @@ def kernel_shapes(params: Any) -> dict[str, tuple[int, ...] | None]:
     return {layer: shapes.get(f"{layer}/kernel") for layer in KERNELS}
 
 
-def pictures(samples: Any) -> jax.ShapeDtypeStruct:
+def stacks_shape(samples: Any) -> jax.ShapeDtypeStruct:
     """The shape of frame stacks, for a number of samples or a symbol."""
     return jax.ShapeDtypeStruct((samples, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
 
@@ -99,6 +99,6 @@ def programs_of(features: Features, params: Any) -> list[Any]:
     numbers_of_samples: list[Any] = [*jax.export.symbolic_shape("samples"), 1]
     programs = []
     for samples in numbers_of_samples:
-        lowered = features_and_gradients.lower(params, pictures(samples))
+        lowered = features_and_gradients.lower(params, stacks_shape(samples))
         programs.append((lowered.as_text(), lowered.in_tree, lowered.out_tree))
     return programs
