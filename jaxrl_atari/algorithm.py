@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import chex
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -109,7 +108,11 @@ class Mean:
         return cls(weight, total, shard.sum_over_devices, shard.count)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """The mean of x, of the shape of `weight` -> []."""
+        """The mean of x, of the shape of `weight` -> [].
+
+        Raises:
+            ConfigError: x has another shape. `moments` and `normalize` raise it too.
+        """
         # This divides each weight by the total, whereas `moments` divides the sum. The two round differently, so
         # unifying them would change the last bits of every run.
         x = self._counting(x)
@@ -135,7 +138,15 @@ class Mean:
 
     def _counting(self, x: jax.Array) -> jax.Array:
         """x, with 0 for samples that do not count, because their weight 0 times infinity would be NaN."""
-        chex.assert_equal_shape([x, self.weight])
+        shape, expected = jnp.shape(x), list(self.weight.shape)
+        hint = "sum the other axes of x first"
+        require(
+            shape == self.weight.shape,
+            "shape of x in mean(x)",
+            list(shape),
+            f"{expected}, one number per sample",
+            hint,
+        )
         return jnp.where(self.weight > 0, x, 0.0)
 
 

@@ -19,6 +19,7 @@ from jax import lax
 from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import require
 from jaxrl_atari.network_interface import Apply, Outputs
 
 
@@ -158,12 +159,14 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
     Returns:
         The loss, and its parts as metrics; `approx_kl` is Schulman's estimator mean(ratio - 1 - log ratio)
         (http://joschu.net/blog/kl-approx.html).
+
+    Raises:
+        ConfigError: an output or a sample has another shape.
     """
     logits, value = outputs.logits, outputs.value
     samples = batch.samples
     mean = batch.mean
-    chex.assert_rank([logits, value], [2, 1])
-    chex.assert_equal_shape([value, samples.action, samples.advantage, samples.target, mean.weight])
+    check_shapes(outputs, batch)
     advantage = samples.advantage
     if options.normalize_advantages:
         advantage = mean.normalize(advantage, options.unbiased_std)
@@ -189,6 +192,26 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
         "approx_kl": mean(ratio - 1.0 - log_ratio),
         "clip_fraction": mean(outside.astype(jnp.float32)),
     }
+
+
+def check_shapes(outputs: Outputs, batch: Minibatch) -> None:
+    """Raises `ConfigError` unless outputs and samples have one row per sample.
+
+    A value [N, 1] minus a target [N] would be [N, N].
+    """
+    samples, (size,) = batch.samples, batch.mean.weight.shape
+    shape, where = jnp.shape(outputs.logits), "in ppo_loss_of_outputs"
+    is_table = len(shape) == 2 and shape[0] == size
+    require(is_table, f"shape of logits {where}", list(shape), f"[{size}, number of actions]")
+    numbers = {
+        "value": outputs.value,
+        "samples.action": samples.action,
+        "samples.advantage": samples.advantage,
+        "samples.target": samples.target,
+    }
+    for name, x in numbers.items():
+        shape = jnp.shape(x)
+        require(shape == (size,), f"shape of {name} {where}", list(shape), f"[{size}], one number per sample")
 
 
 # --- First state, optimiser, and `PPO` ---------------------------------------------------------------------------
