@@ -2,8 +2,8 @@
 
 The algorithms themselves are in `ppo.py` and `algorithms/`; `update.py` runs them. `register_algorithm` gives an
 algorithm a name, which a config may choose. The word `config` stands for a `Config` or a part of one, as a run was
-given it. The word `options` stands for its part `ppo` with the values in force (`resolved_options`): they have
-numbers where the config leaves a value to the game or to the algorithm.
+given it. The word `options` stands for its part `ppo` after `resolved_options`: a value that the config leaves
+to the game or to the algorithm is set.
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment.
 """
@@ -311,7 +311,8 @@ def resolved_options(config: Config) -> PPOConfig:
     chosen = config.ppo.coefficients
     for name, value in chosen.items():
         expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
-        require(name in defaults, f"ppo.coefficients.{name}", value, expected)
+        hint = "--ppo.coefficients '{}' chooses none"
+        require(name in defaults, f"ppo.coefficients.{name}", value, expected, hint)
     coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
     return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
 

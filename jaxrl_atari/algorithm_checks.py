@@ -61,8 +61,9 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
         before: the state that it was given.
 
     Raises:
-        ConfigError: it is no triple; an array of the state has another shape, type or place, so no checkpoint
-            could be restored; a leaf of the samples is no array [T, B, ...]; or `as_floats` refuses a metric.
+        ConfigError: it is no triple; an array of the state has another shape, type or path in the tree, so no
+            checkpoint could be restored; a leaf of the samples is no array [T, B, ...]; or `as_floats` refuses a
+            metric.
     """
     is_triple = is_tuple_of(3, returned) and isinstance(returned[0], TrainState)
     require(is_triple, "prepare", described(returned), "a triple: the state, samples and metrics")
@@ -71,14 +72,14 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
     for path in old | new:
         got, expected = new.get(path, "nothing"), old.get(path, "nothing")
         field = f"{path.removeprefix('.')} of prepare"
-        require(got == expected, field, got, f"{expected}, as in the state before")
+        hint = "init decides which arrays extra has" if path.startswith(".extra") else ""
+        require(got == expected, field, got, f"{expected}, as in the state before", hint)
     structures = jax.tree.structure(after), jax.tree.structure(before)
     require(structures[0] == structures[1], "state of prepare", structures[0], f"the structure {structures[1]}")
     steps = rollout.action.shape
-    expected = f"arrays of shape [{steps[0]}, {steps[1]}, ...]"
-    for leaf in jax.tree.leaves(samples):
-        shape = jnp.shape(leaf)
-        require(shape[:2] == steps, "samples of prepare", list(shape), expected)
+    expected = f"an array of shape [{steps[0]}, {steps[1]}, ...]"
+    for path, leaf in refused(samples, lambda x: is_array(x) and jnp.shape(x)[:2] == steps).items():
+        raise ConfigError(f"samples{path} of prepare", leaf, expected)
     return strongly_typed(after), samples, as_floats(metrics)
 
 
@@ -115,7 +116,9 @@ def shapes_and_types(tree: Any) -> dict[str, str]:
 
 
 def described(x: Any) -> str:
-    """A value in messages: `float32[64]` for an array, the name of its class otherwise."""
+    """A value in messages: `float32[64]` for an array, `(TrainState, dict)` for a tuple, else its class."""
+    if type(x) is tuple:
+        return f"({', '.join(map(described, x))})"
     return shape_and_type(x) if is_array(x) else type(x).__name__
 
 
@@ -149,10 +152,12 @@ def as_floats(metrics: Metrics) -> Metrics:
     """The metrics of one function as float32, the type of their means over gradient steps. float64 stays.
 
     Raises:
-        ConfigError: they are no dict; or a metric is not a single number, or has a name of `OWN_METRICS`.
+        ConfigError: they are no dict; or a metric is not a single number, or its name is no string or is one of
+            `OWN_METRICS`.
     """
     require(isinstance(metrics, dict), "metrics", type(metrics).__name__, "a dict: name -> a single number")
     for name, value in metrics.items():
+        require(isinstance(name, str), "metric", name, "a string as its name")
         expected = "a single number, such as batch.mean(x)"
         require(is_array(value), "metric", name, expected, f"it is {value!r}")
         shape = jnp.shape(value)
@@ -168,7 +173,7 @@ def check_names(names: Set[str], taken: Set[str]) -> None:
         raise ConfigError("metric", name, "another name: the update already has a metric of this name")
 
 
-UNFIT = {
+REFUSED_OPTIMIZER_STATES = {
     (optax.InjectHyperparamsState, optax.InjectStatefulHyperparamsState): (
         "an optimiser without inject_hyperparams, which keeps the rate of the first update:"
         " optimizer(options) is called in every update, and options.learning_rate is the rate of that update"
@@ -188,8 +193,8 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_optimizer_state(opt_state: optax.OptState) -> None:
-    """Raises `ConfigError` if the state, or a part of it, is that of an optimiser in `UNFIT`."""
-    for types, expected in UNFIT.items():
+    """Raises `ConfigError` if the state, or a part of it, is one of `REFUSED_OPTIMIZER_STATES`."""
+    for types, expected in REFUSED_OPTIMIZER_STATES.items():
         parts = jax.tree.leaves(opt_state, is_leaf=lambda part, types=types: isinstance(part, types))
         for part in parts:
             require(not isinstance(part, types), "optimizer", type(part).__name__, expected)

@@ -325,15 +325,21 @@ def test_a_metric_may_be_a_number_of_any_type(part, target_kl):
     assert all(metric.dtype == jnp.float32 for metric in metrics.values())
 
 
-def test_samples_of_another_shape_than_the_rollouts():
+@pytest.mark.parametrize(
+    ("leaf", "message"),
+    [
+        (jnp.zeros((LENGTH + 1, ENVS)), f"['own'] of prepare = 'float32[{LENGTH + 1}, {ENVS}]'"),
+        (0.5, "['own'] of prepare = 'float32[]'"),
+        ("text", "['own'] of prepare = 'str'"),
+    ],
+)
+def test_samples_of_another_shape_than_the_rollouts(leaf, message):
     def prepare(*arguments):
         state, samples, metrics = PPO.prepare(*arguments)
-        return state, (samples, jnp.zeros((LENGTH + 1, ENVS))), metrics
+        return state, {"ppo": samples, "own": leaf}, metrics
 
-    expected = (
-        rf"samples of prepare = \[{LENGTH + 1}, {ENVS}\]: expected arrays of shape \[{LENGTH}, {ENVS}, \.\.\.\]"
-    )
-    with pytest.raises(ConfigError, match=expected):
+    expected = f"expected an array of shape [{LENGTH}, {ENVS}, ...]"
+    with pytest.raises(ConfigError, match=re.escape(f"samples{message}: {expected}")):
         updated(PPO._replace(prepare=prepare))
 
 
@@ -350,11 +356,12 @@ def test_a_loss_of_each_sample():
     ("change", "message"),
     [
         (lambda loss, metrics: loss, r"loss = 'float32\[\]': expected a pair: the loss, and metrics"),
-        (lambda loss, metrics: (loss, metrics, {}), "loss = 'tuple': expected a pair: the loss, and metrics"),
+        (lambda loss, metrics: (loss, metrics, {}), r"loss = '\(float32\[\], dict, dict\)': expected a pair"),
         (lambda loss, metrics: None, "loss = 'NoneType': expected a pair: the loss, and metrics"),
         (lambda loss, metrics: (None, metrics), "loss = 'NoneType': expected a single float"),
         (lambda loss, metrics: (1, metrics), r"loss = 'int32\[\]': expected a single float"),
         (lambda loss, metrics: (loss, []), "metrics = 'list': expected a dict"),
+        (lambda loss, metrics: (loss, {3: loss}), "metric = 3: expected a string as its name"),
         (lambda loss, metrics: (loss, {"name": "text"}), "metric = 'name': expected a single number, .* 'text'"),
     ],
 )
@@ -424,11 +431,27 @@ def test_an_init_that_returns_something_else(init, message):
         init_train_state(params, CONFIG, PPO._replace(init=init), KEY)
 
 
-def test_a_prepare_that_returns_something_else():
-    with pytest.raises(
-        ConfigError, match="prepare = 'Samples': expected a triple: the state, samples and metrics"
-    ):
-        updated(PPO._replace(prepare=lambda *arguments: ppo_prepare(*arguments)[1]))
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        (lambda state, samples, metrics: samples, "Samples"),
+        (lambda state, samples, metrics: (state, samples), "(TrainState, Samples)"),
+        (lambda state, samples, metrics: (samples, state, metrics), "(Samples, TrainState, dict)"),
+    ],
+)
+def test_a_prepare_that_returns_something_else(change, kind):
+    message = f"prepare = '{kind}': expected a triple: the state, samples and metrics"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        updated(PPO._replace(prepare=lambda *arguments: change(*ppo_prepare(*arguments))))
+
+
+def test_a_leaf_of_extra_that_init_has_not_made():
+    def prepare(state, *arguments):
+        return ppo_prepare(state.replace(extra={"n": jnp.zeros(3)}), *arguments)
+
+    message = "extra['n'] of prepare = 'float32[3]': expected nothing, as in the state before; init decides which"
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        updated(PPO._replace(prepare=prepare))
 
 
 def test_parameters_that_prepare_adds_are_refused():
@@ -461,7 +484,8 @@ def test_coefficients_are_those_of_the_algorithm_unless_others_are_chosen():
         ConfigError, match=r"ppo.coefficients.rho = 2: .* of algorithm = vtrace, which has max_rho, "
     ):
         resolved("vtrace", rho=2)
-    with pytest.raises(ConfigError, match=r"ppo.coefficients.rho = 2: .* of algorithm = ppo, which has none"):
+    hint = "of algorithm = ppo, which has none; --ppo.coefficients '{}' chooses none"
+    with pytest.raises(ConfigError, match=f"ppo.coefficients.rho = 2: .* {hint}"):
         resolved("ppo", rho=2)
 
 
@@ -656,13 +680,13 @@ def test_an_optimiser_that_would_train_wrongly_is_an_error(optimizer, message):
 
 @pytest.mark.parametrize(
     ("returned", "kind"),
-    [(None, "NoneType"), (optax.adam, "function"), (tuple(optax.adam(1e-3)), "tuple")],
+    [(None, "NoneType"), (optax.adam, "function"), (tuple(optax.adam(1e-3)), "(function, function)")],
     ids=["None", "function", "tuple"],
 )
 def test_an_optimizer_that_returns_something_else(returned, kind):
     params, _ = make(FeedForward, Corridor.num_actions)
     message = f"optimizer = '{kind}': expected an optax.GradientTransformation, such as optax.adam"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         init_train_state(params, CONFIG, PPO._replace(optimizer=lambda options: returned), KEY)
 
 
