@@ -293,8 +293,8 @@ class NetworkConfig:
     """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU); `layers` (those of `layers.Conv` for
     CPUs); `by_hand` (as `layers`, but where only CPUs learn and act, the convolutions of `nature` and
     `nature_lstm` are matrix products, written by hand); or `auto`: `by_hand` where only CPUs learn and act, else
-    `plain`. In the same `compute_dtype`, results agree up to rounding; on a CPU with AVX512-BF16, `auto` of that
-    option is float32 with `plain`, and else bfloat16."""
+    `plain`. In the same `compute_dtype`, results agree up to rounding. With `plain`, `compute_dtype = auto` is
+    float32 on every CPU."""
 
 
 @dataclass(frozen=True)

@@ -32,47 +32,48 @@ def minibatch_indices(
 ) -> jax.Array:
     """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
 
-    The environments of all devices are cut into gcd(environments, minibatch size) equal blocks (by default 16
-    blocks of one environment), and each minibatch takes the same number of samples from each block. Therefore a
-    device that holds some of the blocks draws its part of the minibatches that a single device would draw.
+    The environments of all devices are divided into gcd(environments, minibatch size) equal strata (by default 16
+    strata of one environment), and each minibatch takes the same number of samples from each stratum. Therefore a
+    device that holds some of the strata draws its part of the minibatches that a single device would draw.
 
-    For example, 4 environments and minibatches of 8 samples give 4 blocks of one environment: each minibatch has 2
-    random steps of each environment. 6 environments and minibatches of 8 give 2 blocks of 3 environments: each
+    For example, 4 environments and minibatches of 8 samples give 4 strata of one environment: each minibatch has 2
+    random steps of each environment. 6 environments and minibatches of 8 give 2 strata of 3 environments: each
     minibatch has 4 samples of environments 0 to 2, and 4 of environments 3 to 5.
 
     Args:
         num_envs, minibatch_size: on this device.
-        uniform: the whole rollout is one block, so minibatches are not stratified. Only for one device.
+        uniform: the whole rollout is one stratum, so minibatches are not stratified. Only for one device.
 
     Returns:
         int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
     """
-    # Blocks of this device. All c devices together have gcd(c * num_envs, c * minibatch_size) = c * blocks.
-    blocks = 1 if uniform else math.gcd(num_envs, minibatch_size)
-    width = num_envs // blocks
+    # Strata of this device. All c devices together have gcd(c * num_envs, c * minibatch_size) = c * strata.
+    strata = 1 if uniform else math.gcd(num_envs, minibatch_size)
+    width = num_envs // strata
 
-    def permute(epoch: jax.Array, block: jax.Array) -> jax.Array:
-        block_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * blocks + block)
-        sample = jax.random.permutation(block_key, rollout_length * width)
+    def permute(epoch: jax.Array, stratum: jax.Array) -> jax.Array:
+        stratum_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * strata + stratum)
+        sample = jax.random.permutation(stratum_key, rollout_length * width)
         t, offset = jnp.divmod(sample, width)
-        return t * num_envs + block * width + offset
+        return t * num_envs + stratum * width + offset
 
-    epoch, block = jnp.divmod(jnp.arange(epochs * blocks), blocks)
-    shuffled = jax.vmap(permute)(epoch, block).reshape(epochs, blocks, -1, minibatch_size // blocks)
+    epoch, stratum = jnp.divmod(jnp.arange(epochs * strata), strata)
+    shuffled = jax.vmap(permute)(epoch, stratum).reshape(epochs, strata, -1, minibatch_size // strata)
     return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
 
 
 def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
     """The samples of each gradient step of an update.
 
-    A recurrent network learns from whole environments: a minibatch has all T steps of some of them.
+    A recurrent network learns from whole environments: a minibatch has all T steps of some of them. They are
+    stratified too: each minibatch has equally many environments of each stratum.
 
     Returns:
         int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
 
     Raises:
         ConfigError: the minibatch size cannot be shared by the devices, does not divide the rollout or, with a
-            carry, is not the size of whole environments; or `uniform` minibatches on several devices.
+            carry, is not the size of whole environments; or several devices are to draw `uniform` minibatches.
     """
     length, num_envs = rollout.action.shape
     uniform = options.minibatches == "uniform"
@@ -96,6 +97,7 @@ def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard
         )
     expected = f"a multiple of {length * shard.count}, the steps of one environment on each device"
     require(size % length == 0, "ppo.minibatch_size", options.minibatch_size, expected)
+    # A rollout of one step has one sample per environment, so these samples are environments.
     envs = minibatch_indices(
         key,
         rollout_length=1,

@@ -526,8 +526,8 @@ def test_an_action_that_is_ruled_out_is_as_if_it_were_not_there():
     assert np.any(got[0][:, 0])
 
 
-@pytest.mark.parametrize(("num_envs", "size", "blocks"), [(8, 16, 8), (6, 16, 2), (1, 4, 1), (16, 64, 16)])
-def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, blocks):
+@pytest.mark.parametrize(("num_envs", "size", "strata"), [(8, 16, 8), (6, 16, 2), (1, 4, 1), (16, 64, 16)])
+def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, strata):
     draw = partial(minibatch_indices, rollout_length=16, num_envs=num_envs, epochs=3, minibatch_size=size)
     indices = np.asarray(draw(jax.random.key(10)))
     samples = 16 * num_envs
@@ -536,10 +536,10 @@ def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, block
     # The samples are permuted anew, not the order of the same minibatches.
     assert len({frozenset(row) for row in indices.tolist()}) == len(indices)
     assert not np.array_equal(indices, draw(jax.random.key(11)))
-    # Each minibatch takes equally many samples of each block of environments.
-    block = indices % num_envs * blocks // num_envs
-    counts = np.apply_along_axis(np.bincount, 1, block, minlength=blocks)
-    np.testing.assert_array_equal(counts, size // blocks)
+    # Each minibatch takes equally many samples of each stratum of environments.
+    stratum = indices % num_envs * strata // num_envs
+    counts = np.apply_along_axis(np.bincount, 1, stratum, minlength=strata)
+    np.testing.assert_array_equal(counts, size // strata)
 
 
 def test_uniform_minibatches_are_permutations_of_the_rollout():
