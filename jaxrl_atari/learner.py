@@ -105,7 +105,7 @@ class Learner:
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
     def _wait(self) -> None:
-        """Waits for a running update. Here none is: what an update has not computed yet, JAX itself waits for."""
+        """Waits for an update in another thread. Here there is none, and JAX itself waits for what it computes."""
 
     def _check_state(self) -> None:
         """Raises `ConfigError` if the state differs between devices, because a checkpoint keeps that of one alone.

@@ -31,7 +31,11 @@ class GymnasiumSettings(NamedTuple):
 
 
 class EnvStep(NamedTuple):
-    """One step of `n` environments. The arrays are new at each step, so that they may be kept or written to."""
+    """One step of `n` environments.
+
+    The arrays are new at each step, so they may be kept. Do not write to them, because on a CPU, JAX may still
+    read `frame`.
+    """
 
     frame: np.ndarray  # uint8 [n, 84, 84], the newest preprocessed frame
     reward: np.ndarray  # float32 [n], raw, not clipped
