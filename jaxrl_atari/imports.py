@@ -167,9 +167,11 @@ def _import_file(path: Path) -> None:
         raise UserError(f"--import {path}: no such file")
     if path.suffix != ".py":
         raise UserError(f"--import {path}: expected a Python file (.py)")
-    module_name = path.stem
-    if "." in module_name or _is_taken(module_name, path):
-        module_name = f"{module_name.replace('.', '_')}_named_by_import"
+    module_name = path.stem.replace(".", "_")
+    others = 0
+    while _is_taken(module_name, path):
+        others += 1
+        module_name = f"{path.stem.replace('.', '_')}_{others}_named_by_import"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

@@ -189,6 +189,21 @@ def test_processes_whose_cpus_would_compute_differently_are_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_processes_with_other_numbers_of_devices_are_refused(tmp_path):
+    coordinator = free_address()
+    children = [
+        start(
+            [*SMALL, "--output-dir", tmp_path, *options(coordinator, index)],
+            XLA_FLAGS=f"--xla_force_host_platform_device_count={2 - index}",
+        )
+        for index in range(2)
+    ]
+    expected = "error: devices.distributed = True: expected as many devices in each process; they have 2 and 1; "
+    for output in refused(children):
+        assert expected in output
+    assert not list(tmp_path.iterdir())
+
+
 IN_A_CALLBACK = """
 import gc, os, signal
 from jaxrl_atari import cli, train

@@ -190,16 +190,33 @@ def test_the_page_of_options_has_a_row_for_each_field():
         assert len(row.split("|")[3].strip()) > 10, row  # what it means
 
 
+WAITS_FOR_SIGNALS = """
+import signal, sys
+
+def count(*_):
+    received.append("signal")
+    print("signal", flush=True)
+    if len(received) == {count}:
+        sys.exit({status})
+
+received = []
+for number in (signal.SIGUSR1, signal.SIGTERM):
+    signal.signal(number, count)
+print(sys.argv[1:], flush=True)
+while True:
+    signal.pause()
+"""
+
+
 @pytest.mark.parametrize(("status", "requeued"), [(130, True), (0, False), (2, False)])
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM])
-def test_the_slurm_script_passes_signals_on_and_requeues_an_interrupted_run(status, requeued, number, tmp_path):
-    """With stand-ins for `python`, which waits for a signal and ends with `status`, and for `scontrol`."""
+@pytest.mark.parametrize("numbers", [[signal.SIGUSR1], [signal.SIGTERM], [signal.SIGUSR1, signal.SIGTERM]])
+def test_the_slurm_script_passes_signals_on_and_requeues_an_interrupted_run(status, requeued, numbers, tmp_path):
+    """With stand-ins for `python`, which waits for signals and then ends with `status`, and for `scontrol`."""
     (script,) = (
         code for kind, code in FENCE.findall(text(ROOT / "docs" / "resume.md")) if "#SBATCH --requeue" in code
     )
     stand_ins = {
-        "python": f"import signal, sys\nfor n in (signal.SIGUSR1, signal.SIGTERM):\n"
-        f"    signal.signal(n, lambda *_: sys.exit({status}))\nprint(sys.argv[1:], flush=True)\nsignal.pause()\n",
+        "python": WAITS_FOR_SIGNALS.format(count=len(numbers), status=status),
         "scontrol": "import sys\nprint('scontrol', *sys.argv[1:], flush=True)\n",
     }
     for name, code in stand_ins.items():
@@ -216,7 +233,9 @@ def test_the_slurm_script_passes_signals_on_and_requeues_an_interrupted_run(stat
     ) as job:
         line = job.stdout.readline()
         assert "'-m', 'jaxrl_atari.train', '--config', 'configs/qbert.py', '--run-dir'" in line
-        job.send_signal(number)
+        for number in numbers:
+            job.send_signal(number)
+            assert job.stdout.readline() == "signal\n"
         output, _ = job.communicate(timeout=30)
     assert (job.returncode, output) == (status, "scontrol requeue 7\n" if requeued else "")
 

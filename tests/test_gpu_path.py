@@ -57,6 +57,15 @@ def test_gpu_false_touches_no_gpu(tmp_path):
     assert not machine.nvml_was_asked
 
 
+def test_a_flag_that_a_later_one_overrides_is_not_believed():
+    flags = f"{DETERMINISTIC} {DETERMINISTIC.replace('true', 'false')}"
+    code = (
+        "import os; from jaxrl_atari.hardware.jax_settings import use_deterministic_kernels;"
+        "use_deterministic_kernels(); print(os.environ['XLA_FLAGS'])"
+    )
+    assert python("-c", code, XLA_FLAGS=flags).stdout == f"{flags} {DETERMINISTIC}\n"
+
+
 @pytest.mark.long
 def test_auto_runs_on_the_cpu_where_cuda_cannot_start(tmp_path):
     """The flags of `devices.deterministic` are there before CUDA starts, with the user's own."""

@@ -101,6 +101,21 @@ def test_a_file_with_the_name_of_an_installed_module(user_file):
     assert colorsys.__file__ != str(path)
 
 
+def test_files_of_one_name_are_modules_of_their_own(user_file, tmp_path):
+    """So each keeps its classes, which other processes find by the names of their modules."""
+    before, paths = set(sys.modules), []
+    for number in range(3):
+        folder = tmp_path / f"folder_{number}"
+        folder.mkdir()
+        paths.append(folder / "envs_of_the_test.py")
+        paths[-1].write_text(f"import gymnasium\nNUMBER = {number}\nclass Env(gymnasium.Env):\n    pass\n")
+    for path in paths:
+        import_named([str(path)])
+    made = {name: sys.modules.pop(name) for name in set(sys.modules) - before if "envs_of_the_test" in name}
+    assert sorted(module.NUMBER for module in made.values()) == [0, 1, 2]
+    assert all(module.Env.__module__ == name for name, module in made.items())
+
+
 def test_a_module_beside_a_file_is_found_before_an_installed_one(user_file, tmp_path, monkeypatch):
     installed = tmp_path / "site-packages"
     installed.mkdir()

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
 from typing import Any
@@ -96,8 +97,7 @@ def sum_over_processes(count: int) -> int:
     """The sum of the counts of all processes."""
     if not jax.distributed.is_initialized():
         return count
-    with jax.transfer_guard("allow"):
-        return int(process_allgather(np.int32(count)).sum())
+    return int(_gather(np.int32(count)).sum())
 
 
 def gather_items(items: Sequence[Any]) -> Sequence[Any]:
@@ -109,13 +109,27 @@ def gather_items(items: Sequence[Any]) -> Sequence[Any]:
     if not jax.distributed.is_initialized():
         return items
     text = np.frombuffer(json.dumps(items).encode(), np.uint8)
-    with jax.transfer_guard("allow"):
-        lengths = process_allgather(np.int32(len(text)))
-        longest = int(lengths.max())
-        padding = 2 ** longest.bit_length() - len(text)  # up to a power of 2, so that few sizes are compiled
-        texts = process_allgather(np.pad(text, (0, padding)))
+    lengths = _gather(np.int32(len(text)))
+    longest = int(lengths.max())
+    padding = 2 ** longest.bit_length() - len(text)  # up to a power of 2, so that few sizes are compiled
+    texts = _gather(np.pad(text, (0, padding)))
     parts = [json.loads(bytes(each[:length])) for each, length in zip(texts, lengths, strict=True)]
     return list(itertools.chain(*parts))
+
+
+def _gather(x: Any) -> np.ndarray:
+    """The arrays of all processes, which have one shape: [...] -> [processes, ...].
+
+    Raises:
+        ConfigError: processes have different numbers of devices, between which JAX gathers nothing.
+    """
+    numbers = Counter(device.process_index for device in jax.devices())
+    got = " and ".join(str(numbers[index]) for index in sorted(numbers))
+    hint = f"they have {got}; CUDA_VISIBLE_DEVICES or JAX_LOCAL_DEVICE_IDS chooses the GPUs of a process"
+    expected = "as many devices in each process"
+    require(len(set(numbers.values())) == 1, "devices.distributed", True, expected, hint)
+    with jax.transfer_guard("allow"):
+        return process_allgather(x)
 
 
 def agree(text: str) -> str:

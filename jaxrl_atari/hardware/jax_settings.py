@@ -154,7 +154,7 @@ def require_not_started(field: str, value: Any) -> None:
 
 def check_deterministic_kernels() -> None:
     """Raises `ConfigError` if JAX has started on a GPU without `DETERMINISTIC`."""
-    if DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+    if not _are_kernels_deterministic():
         require_not_started("devices.deterministic", True)
 
 
@@ -162,10 +162,16 @@ def use_deterministic_kernels() -> None:
     """Adds `DETERMINISTIC` to XLA_FLAGS. Call `check_deterministic_kernels` first."""
     # XLA reads its autotuning cache before it obeys the flag, and the keys of that cache do not include the flag.
     jax_options.set_for_session("jax_persistent_cache_enable_xla_caches", "none")
-    flags = os.environ.get("XLA_FLAGS", "")
-    if DETERMINISTIC not in flags:
-        # If a flag appears twice, the last one wins.
+    if not _are_kernels_deterministic():
+        flags = os.environ.get("XLA_FLAGS", "")
         environment_variables.set_for_session("XLA_FLAGS", f"{flags} {DETERMINISTIC}")
+
+
+def _are_kernels_deterministic() -> bool:
+    """Whether XLA_FLAGS says so. If a flag appears twice, the last one wins."""
+    flag = DETERMINISTIC.partition("=")[0]
+    own = [word for word in os.environ.get("XLA_FLAGS", "").split() if word.partition("=")[0] == flag]
+    return own[-1:] == [DETERMINISTIC]
 
 
 def numeric_settings() -> dict[str, Any]:
