@@ -140,7 +140,9 @@ def import_sent(sent: Sequence[Code]) -> None:
         try:
             import_named([name if content is None else str(path)])
         except UserError as error:
-            hint = "install there what it imports, or put it into a folder that all machines share"
+            hint = "install it there"
+            if content is not None:
+                hint = "only this file was sent, so put it into a folder that all machines share"
             raise UserError(f"on {socket.gethostname()}: {error}; {hint}") from error
 
 

@@ -999,7 +999,9 @@ def test_what_import_names_is_sent_to_machines_that_do_not_have_it(tmp_path):
         assert (tmp_path / "search/trial_0/code/my_network.py").read_text() == alone
         status, output = run("suite", "beside", MY_NETWORK, "--games", "Pong", "--address", address)
         assert status == 2, output  # no session could begin
-        assert re.search(r"session 0  failed: on .*my_network.py: .*No module named 'beside_it'", output), output
+        assert re.search(
+            r"session 0  failed: on .*my_network.py, line 4: .*No module named 'beside_it'", output
+        ), output
         assert "put it into a folder that all machines share" in output
         assert "Traceback" not in output
     finally:
