@@ -91,6 +91,19 @@ class EnvGroup:
         with jax.default_device(device):
             start = first_rollout_start(pool.num_envs, network.layout.shape, network.initial_carry(pool.num_envs))
         self.rollout_start = jax.device_put(start, device)
+        self._is_playing = False
+
+    def start_rollout(self) -> RolloutStart:
+        """Begins a rollout of the group, which ends with `finish_rollout`. Returns what it starts from.
+
+        Raises:
+            RuntimeError: the rollout before is not finished. If an error ended it, the games have gone on, but
+                `rollout_start` has not, so the group cannot continue.
+        """
+        if self._is_playing:
+            raise RuntimeError("a rollout of this group of environments is not finished: make new groups")
+        self._is_playing = True
+        return self.rollout_start
 
     def advance(self, newest_step: EnvStep, t: int) -> list[FinishedGame]:
         """Goes on to the newest step of the emulators. Returns the games that it ended.
@@ -104,6 +117,7 @@ class EnvGroup:
     def finish_rollout(self, start: RolloutStart) -> None:
         """Ends the rollout of the group: its next one begins from `start`."""
         self.rollout_start = start
+        self._is_playing = False
 
     def cut_segment(self) -> tuple[GamesInProgress, Segment] | None:
         """Ends a segment of the log of actions, for a checkpoint between two rollouts.

@@ -172,7 +172,7 @@ class RolloutInProgress:
         self._params = params
         self._key = jax.device_put(key, group.device)
         self._env_numbers = group.env_numbers
-        self.start = group.rollout_start
+        self.start = group.start_rollout()
         self.buffer = begin_rollout(self.start, length)
         self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
         self.outcomes: list[Outcome] = []  # of the steps so far

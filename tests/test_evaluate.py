@@ -553,6 +553,15 @@ def test_a_policy_of_another_back_end_needs_no_option_that_this_one_refuses(run_
     assert load_policy(run_dir, backend="envpool").config.env.anchor_steps == 0
 
 
+def test_the_best_checkpoints_of_all_sessions_are_named_an_optimistic_pick(own_run, capsys):
+    main([str(own_run), *QUICK, "1", "--session", "all"])
+    out = capsys.readouterr().out
+    assert "2 sessions: " in out
+    assert (
+        "the best checkpoint is an optimistic pick; to quote a score, use --session all --checkpoint latest" in out
+    )
+
+
 def test_every_session_is_played(own_run, capsys):
     main([str(own_run), *QUICK, "3", "--session", "all", "--checkpoint", "latest", "--seed", "5"])
     out = capsys.readouterr().out

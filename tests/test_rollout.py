@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_pools import Corridor, NoisePool, Recorded, group_of
+from small_networks import FeedForward, make
 
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
@@ -214,6 +215,22 @@ def test_the_wait_for_the_update_is_no_time_of_the_policy():
     start = time.monotonic()
     waited = collect([[groups[1]]], [params], jax.random.key(0), 2)
     assert waited.waiting_seconds + waited.other_seconds < time.monotonic() - start - 0.9
+
+
+def test_a_group_whose_rollout_was_given_up_plays_no_other(monkeypatch):
+    """Its games have gone on, and what the next rollout would start from has not."""
+    params, network = make(FeedForward, Corridor.num_actions)
+    group = group_of(Corridor(2, seed=0), network)
+
+    def fails():
+        raise ConnectionError
+
+    monkeypatch.setattr(group.pool, "recv", fails)
+    with pytest.raises(ConnectionError):
+        collect([[group]], [params], jax.random.key(0), 2)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="a rollout of this group of environments is not finished"):
+        collect([[group]], [params], jax.random.key(1), 2)
 
 
 def test_a_rollout_writes_into_arrays_of_its_own():

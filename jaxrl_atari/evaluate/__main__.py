@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
     if every_session:
         _summarise(run_dir, results, _settings(policies[-1], options), options.seed, files)
-    elif options.checkpoint == "best":
+    if options.checkpoint == "best":
         advice = "to quote a score, use --session all --checkpoint latest"
         say(f"note: the best checkpoint is an optimistic pick; {advice}")
     if (run_dir / REPORT_FILE).is_file():

@@ -107,4 +107,5 @@ def why_not_by_hand(module: nn.Module) -> str:
 
 def _first_line(error: Exception) -> str:
     """An error in messages: `TypeError: its first line`."""
-    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first}"
