@@ -66,7 +66,10 @@ def say_changes(text: str, changed: Mapping[str, tuple[object, object]]) -> None
 
 
 def try_to(problem: str, action: Callable[[], object], resume: str) -> bool:
-    """Calls a function that reads or saves results, or prints why it cannot. Such an error ends no training.
+    """Calls a function that reads or saves results, or prints why files cannot be read or written.
+
+    A bug is raised. It stops no training either: launchers raise it once all sessions have ended
+    (`trials/launch.py`).
 
     Args:
         problem: what an error means, such as `the results are not saved`.

@@ -111,23 +111,32 @@ def one_ends(job, *, on_first_update):
 
 
 def one_trial_ends(directory, share, *, stop_requested, on_first_update):
-    """Trial 0 of a search ends when trial 1 trains; that one trains until it is stopped."""
-    from jaxrl_atari.errors import Stopped
-
+    """Trial 0 of a search ends when trial 1 trains, which ends once the command has noticed the end of trial 0."""
     if directory.name == "trial_0":
         wait_for(directory.parent / "ready")
         return
     (directory.parent / "ready").touch()
-    while not stop_requested():
-        time.sleep(0.02)
-    (directory.parent / "saved").touch()
-    raise Stopped
+    wait_for(directory.parent / "ended")
+    time.sleep(0.5)  # a stop request would arrive in the meantime
+    if not stop_requested():
+        (directory.parent / "trained").touch()
+
+
+class CannotBeSent:
+    """Something in a job that cannot be sent to the job's process: the disk is full. Removes the file `full`."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        (self.folder / "full").unlink()
+        raise OSError(28, "No space left on device")
 
 
 def main():
     """Two sessions side by side until they are stopped: `python small_sessions.py FOLDER`.
 
-    If FOLDER has a file `full`, a third one ends first, and what comes of it cannot be written.
+    If FOLDER has a file `full`, a third one ends first, and the process of a fourth one cannot be started.
     """
     import sys
 
@@ -139,10 +148,11 @@ def main():
     folder = Path(sys.argv[1])
     full = (folder / "full").exists()
     jobs = [Job(None, folder, number, description={}, position=number) for number in range(3 if full else 2)]
+    if full:
+        jobs.append(Job(None, folder, 3, description={"content": CannotBeSent(folder)}, position=3))
 
     def on_end(job, failure):
-        (folder / "full").unlink()
-        raise OSError(28, "No space left on device")
+        pass
 
     def train():
         run_processes(jobs, one_ends if full else until_stopped, on_end, slots=[Slot("here", {})], parallel=3)

@@ -774,6 +774,7 @@ def run_on_ray(script, folder):
 
 ENDING_BADLY = """
 def on_end(failure):
+    (folder / "ended").touch()
     raise OSError("no results")
 
 tasks = []
@@ -787,11 +788,11 @@ run_tasks(tasks, "trial", directory=folder, **cluster)
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_saved(tmp_path):
+def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_trained(tmp_path):
     status, output = run_on_ray(ENDING_BADLY, tmp_path)
     assert status == 1, output
     assert output.splitlines()[-1] == "OSError: no results"
-    assert (tmp_path / "saved").exists(), output
+    assert (tmp_path / "trained").exists(), output
 
 
 def test_the_tasks_of_ray_do_not_inherit_what_an_earlier_session_has_set(tmp_path, simulate, monkeypatch):

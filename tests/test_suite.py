@@ -326,6 +326,18 @@ def test_games_that_are_complete_are_read_once_while_others_train(tmp_path, monk
     assert {*reads} == {*plan.games}, "at the end, all results are read anew"
 
 
+@pytest.mark.long
+def test_a_bug_in_the_results_stops_no_session_and_ends_the_command_with_an_error(tmp_path, monkeypatch, capfd):
+    suite_dir = make_suite(tmp_path / "suite", games=("Pong",))
+    monkeypatch.setattr(suite_results_module, "suite_results", lambda *arguments: {}["score"])
+    with pytest.raises(KeyError):
+        suite_command.main(["--resume", str(suite_dir), "--trial.parallel", "1"])
+    assert not unfinished_jobs_of_sweep(suite_dir, read_plan(suite_dir)), "session 1 has trained too"
+    output = capfd.readouterr()
+    assert output.out.count("KeyError: 'score'; the other jobs go on") == 2
+    assert output.err.count("Traceback (most recent call last):\n") == 2
+
+
 def test_results_that_could_not_be_saved_are_saved_when_any_session_ends(tmp_path, capsys):
     sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
     sweep = read_plan(sweep_dir)

@@ -35,7 +35,7 @@ from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.trials import processes, trial
-from jaxrl_atari.trials.launch import Failure, Job
+from jaxrl_atari.trials.launch import Failure, Job, run_here
 from jaxrl_atari.trials.processes import run_processes
 from jaxrl_atari.trials.sessions import compile_key, train_job, unfinished_jobs
 from jaxrl_atari.trials.slots import Slot, plan_slots
@@ -598,15 +598,24 @@ def test_the_reason_is_told_if_a_process_cannot_import_what_its_parent_has(tmp_p
     assert not (tmp_path / "begun 0").exists()
 
 
-@pytest.mark.long
-def test_an_error_where_a_session_has_ended_waits_until_the_others_have_saved(tmp_path):
-    def on_end(job, failure):
-        raise OSError(28, "No space left on device")
+def test_an_error_at_the_end_of_a_session_stops_no_other_and_is_raised_when_all_have_ended(tmp_path, capfd):
+    """A bug in the code that saves results, for example."""
+    ended = []
 
-    jobs = [Job(None, tmp_path, number, description={}, position=number) for number in range(3)]
-    with pytest.raises(OSError, match="No space"):
-        run_processes(jobs, small_sessions.one_ends, on_end, slots=[Slot("here", {})], parallel=3)
-    assert sorted(path.name for path in tmp_path.glob("saved *")) == ["saved 1", "saved 2"]
+    def on_end(job, failure):
+        ended.append(job.session)
+        raise KeyError(f"score {job.session}")
+
+    jobs = [Job(None, tmp_path, number, description={}, position=number) for number in range(2)]
+    with pytest.raises(KeyError, match="score 0"):
+        run_here(jobs, lambda job: None, on_end)
+    with pytest.raises(KeyError, match="score 0"):
+        run_processes(jobs, small_sessions.begin_alone, on_end, slots=[Slot("here", {})], parallel=1)
+    assert ended == [0, 1, 0, 1]
+    assert sorted(path.name for path in tmp_path.glob("begun *")) == ["begun 0", "begun 1"]
+    output = capfd.readouterr()
+    assert output.out.count("error after the end of a job: KeyError: 'score 0'; the other jobs go on\n") == 2
+    assert output.err.count("Traceback (most recent call last):\n") == 4
 
 
 @pytest.mark.long

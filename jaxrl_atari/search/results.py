@@ -139,7 +139,7 @@ class SearchResultsKeeper:
         self._resume = resume_command("search", search_dir)
 
     def update(self, number: int | None = None) -> None:
-        """Saves the current results, or prints why it cannot. No error stops the trials.
+        """Saves the current results, or prints why files cannot be read or written.
 
         Args:
             number: a trial whose process has ended. It is read again: a trial that ASHA stops ends in the study

@@ -95,7 +95,7 @@ class SuiteResultsKeeper:
             self._draw()
 
     def _save_unsaved(self) -> None:
-        """Reads and saves the results that are not saved, or prints why it cannot. No error stops the sessions."""
+        """Reads and saves the results that are not saved, or prints why their files cannot be read or written."""
         readable = []
         for setting in self._settings:
             if not setting.is_saved and try_to("the results cannot be read", setting.read, self._resume):

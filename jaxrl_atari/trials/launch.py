@@ -5,7 +5,8 @@ several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray
 loop of the last two.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -112,7 +113,8 @@ class Train(Protocol):
 OnEnd = Callable[[Job, Failure | None], object]
 """Called for each job that has finished or failed, with its failure, if any. A stopped job has done neither.
 
-After a stop request, a launcher may leave out failures: they may be those of a signal.
+After a stop request, a launcher may leave out failures: they may be those of a signal. An error that this function
+raises stops no other job; see `LateErrors`.
 """
 
 
@@ -126,9 +128,36 @@ class Launcher(Protocol):
 
     Raises:
         KeyboardInterrupt: a stop was requested, and every session that was training has ended.
+        Exception: the first error of `on_end`, once all jobs have ended.
     """
 
     def __call__(self, jobs: Sequence[Job], train: Train, on_end: OnEnd) -> None: ...
+
+
+class LateErrors:
+    """The errors of `on_end`, such as a bug in the code that saves results.
+
+    Each is printed when it occurs. A launcher raises the first one when all jobs have ended. So the other jobs
+    train on, and the command still ends with an error.
+    """
+
+    def __init__(self) -> None:
+        self._first: Exception | None = None
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keeps an error of the block, and prints it, with its traceback if it is a bug."""
+        try:
+            yield
+        except Exception as error:
+            say_traceback(error)
+            say(f"error after the end of a job: {reason(error)}; the other jobs go on")
+            self._first = self._first or error
+
+    def raise_first(self) -> None:
+        """Raises the first error, if there is any."""
+        if self._first is not None:
+            raise self._first
 
 
 def attempt(function: Callable[..., object], *arguments: Any, **options: Any) -> Failure | None:
@@ -168,14 +197,17 @@ class JobQueue(Protocol[End]):
 def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[End, bool], object]) -> None:
     """Runs the jobs of a queue until all have ended. A stop request is passed on to them once.
 
-    If an error is raised, for example by `on_end`, the jobs first write their last checkpoints and end.
+    If the queue raises an error, for example because no process can be started, the jobs first write their last
+    checkpoints and end. After an error of `on_end`, they go on.
 
     Args:
         on_end: called for each job that has ended, with whether a stop was requested before.
 
     Raises:
         KeyboardInterrupt: after a stop request, once all jobs have ended.
+        Exception: otherwise, the first error of `on_end`, once all jobs have ended.
     """
+    errors = LateErrors()
     stopping = False
     try:
         while not queue.is_done():
@@ -183,7 +215,8 @@ def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[E
                 stopping = True
                 queue.stop()
             for end in queue.poll():
-                on_end(end, stopping)
+                with errors.kept():
+                    on_end(end, stopping)
     except Exception:
         queue.stop()
         while not queue.is_done():
@@ -191,6 +224,7 @@ def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[E
         raise
     if stopping:
         raise KeyboardInterrupt
+    errors.raise_first()
 
 
 def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raises: bool = False) -> None:
@@ -199,10 +233,13 @@ def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raises: bool =
     Args:
         raises: whether the error of a job is raised. Otherwise, `on_end` gets it, and the next job is trained.
     """
+    errors = LateErrors()
     for job in jobs:
         failure = None
         if raises:
             train(job)
         else:
             failure = attempt(train, job)
-        on_end(job, failure)
+        with errors.kept():
+            on_end(job, failure)
+    errors.raise_first()

@@ -70,6 +70,7 @@ def run_tasks(
         UserError: the cluster cannot be used, or a task needs more than any machine has.
         KeyboardInterrupt: a stop was requested and passed on, and every running task has ended. A second Ctrl-C
             kills the tasks.
+        Exception: the first error of an `on_end`, once all tasks have ended.
     """
     if not tasks:
         return

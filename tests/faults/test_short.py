@@ -123,7 +123,7 @@ def test_sessions_end_with_a_killed_parent(family, tmp_path):
 
 
 def test_sessions_save_when_their_parent_fails(family, tmp_path):
-    """As it does when the disk is full, and it cannot write the results of a session that has ended."""
+    """As it does when the disk is full, and it cannot start the process of another session."""
     (tmp_path / "full").touch()
     parent, _ = family()
     _, errors = parent.communicate(timeout=60)
