@@ -25,7 +25,6 @@ from jaxrl_atari.hardware.choice import DeviceChoice, choose_among, choose_devic
 from jaxrl_atari.hardware.gpu_interface import VisibleGpus
 from jaxrl_atari.hardware.gpus import forbid_gpu, gpu_provider, visible_gpus
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
-from jaxrl_atari.hardware.nvidia import driver_version, gpu_packages
 from jaxrl_atari.hardware.start import StartedGpus, settle_devices, start_gpus
 from jaxrl_atari.option_forms import GpuOption
 from jaxrl_atari.output import counted, say
@@ -146,11 +145,11 @@ def _start(visible: VisibleGpus, memory_fraction: float | None) -> TriedGpus:
 
 def _print_versions() -> None:
     """Prints the versions of the NVIDIA driver, of JAX, and of the packages with which it computes on GPUs."""
-    driver = driver_version()
+    driver = gpu_provider().driver_version()
     if driver is not None:
         say(f"NVIDIA driver {driver}")
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")} | gpu_packages()
-    for name, version in versions.items():
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    for name, version in (versions | gpu_provider().packages()).items():
         say(f"{name} {version}")
 
 

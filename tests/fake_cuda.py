@@ -11,7 +11,7 @@ import jax
 import pytest
 from user_commands import ROOT, user_environment
 
-from jaxrl_atari.hardware import gpus, monitor, nvidia
+from jaxrl_atari.hardware import gpus, nvidia
 
 FAKE_MACHINE = Path(__file__).parent / "fake_machine"
 SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
@@ -55,8 +55,7 @@ def _machine(monkeypatch):
     spec = importlib.util.spec_from_file_location("fake_nvml", FAKE_MACHINE / "pynvml.py")
     nvml = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(nvml)
-    for user in (nvidia, monitor):
-        monkeypatch.setattr(user, "nvml", nvml)
+    monkeypatch.setattr(nvidia, "nvml", nvml)
     monkeypatch.setenv("FAKE_GPUS", "4")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "")

@@ -6,12 +6,13 @@ SIMULATED_GPUS of them. CPU device 0 stays the CPU, and device i + 1 stands in f
 
 import contextlib
 import json
+import math
 import os
 from itertools import groupby
 
 import jax
 
-from jaxrl_atari.hardware.gpu_interface import Gpu, obey_cuda_visible_devices
+from jaxrl_atari.hardware.gpu_interface import Gpu, GpuReading, obey_cuda_visible_devices
 from jaxrl_atari.hardware.gpus import use_provider
 from jaxrl_atari.hardware.jax_settings import has_started, jax_config
 from jaxrl_atari.imports import IMPORTS_VARIABLE
@@ -43,6 +44,15 @@ class SimulatedGpus:
 
     def is_full(self, gpu):
         return False
+
+    def read(self, gpu):
+        return GpuReading(*[math.nan] * 4)
+
+    def driver_version(self):
+        return None
+
+    def packages(self):
+        return {}
 
     def index(self, device):
         return device.local_hardware_id - 1

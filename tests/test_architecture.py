@@ -115,7 +115,6 @@ def test_only_commands_read_command_lines():
         ("tensorboard", set()),
         ("tensorboardX", {"runs"}),
         ("wandb", {"runs"}),
-        ("pynvml", {"hardware"}),
         ("huggingface_hub", {"hub"}),
         ("optuna", {"search", "report", "runs"}),
         ("onnx", {"export"}),
@@ -182,6 +181,16 @@ def test_only_data_parallel_spreads_work():
         name_of(path) for path in FILES if any(word in path.read_text(encoding="utf-8") for word in words)
     }
     assert spreading == {"data_parallel"}
+
+
+def test_only_the_provider_asks_nvidia():
+    """So a test that replaces the provider replaces all GPUs."""
+
+    def importers(name):
+        return {name_of(path) for path in FILES if name in imports(path)}
+
+    assert importers("pynvml") == {"hardware.nvidia"}
+    assert importers("jaxrl_atari.hardware.nvidia") == {"hardware.gpus"}
 
 
 def test_only_jax_settings_changes_settings_of_jax():

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import jax
 import pytest
 from fake_cuda import _machine  # noqa: F401
+from simulated_gpus import SimulatedGpus
 
+from jaxrl_atari.hardware.gpu_interface import GpuReading
 from jaxrl_atari.hardware.gpus import use_provider
 from jaxrl_atari.hardware.monitor import GPU_COLUMNS, mean_of_known, monitor
 from jaxrl_atari.hardware.nvidia import NvidiaGpus
@@ -48,6 +50,16 @@ def test_the_provider_says_which_gpu_a_device_is(machine):
     assert read([gpu(2)]) != expected
     use_provider(Shifted())  # the fixture puts the former one back
     assert read([gpu(2)]) == expected
+
+
+def test_the_provider_reads_its_gpus(simulate, monkeypatch):
+    """Simulated GPUs are monitored without an NVIDIA driver."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    simulate(2)
+    monkeypatch.setattr(SimulatedGpus, "read", lambda self, gpu: GpuReading(50 * int(gpu.uuid), 2, 100, math.nan))
+    busy, memory, power, temperature = read([gpu(1), gpu(2)])  # device 0 is the CPU
+    assert (busy, memory, power) == (25, 4, 200)
+    assert math.isnan(temperature)
 
 
 def test_a_reading_is_the_mean_of_the_samples_since_the_last_one(machine, monkeypatch):

@@ -5,8 +5,8 @@
 | cpu | cores, instruction sets, and the CPU quota of a container |
 | device_class | classes of devices, which decide the form and the arithmetic of a network |
 | gpus | the GPUs that a process may use, found without starting JAX |
-| gpu_interface | what a GPU is, and what finds GPUs and starts JAX on them |
-| nvidia | NVIDIA's GPUs: NVML, MIG, JAX's plugin for CUDA |
+| gpu_interface | what a GPU is, and the interface to all that this package asks of GPUs |
+| nvidia | this interface for NVIDIA's GPUs: NVML, MIG, JAX's plugin for CUDA |
 | choice | the GPUs that a config asks for, and how sessions divide them |
 | start | how JAX is limited to the chosen devices and started, and what then becomes of the choice |
 | memory | the share of a GPU's memory that JAX reserves |

@@ -1,6 +1,6 @@
-"""GPUs as this package sees them, and the interface of what finds them and starts JAX on them (`GpuProvider`).
+"""GPUs as this package sees them, and the interface to a machine's GPUs, their driver and their libraries.
 
-`NvidiaGpus` is the provider of a real machine. Tests have others (`gpus.use_provider`).
+`NvidiaGpus` is the `GpuProvider` of a real machine. Tests have others (`gpus.use_provider`).
 """
 
 import os
@@ -20,6 +20,15 @@ class Gpu(NamedTuple):
     memory: int  # in bytes; 0 if unknown
 
 
+class GpuReading(NamedTuple):
+    """What a GPU does now. The fields are columns of a log point; NaN where the driver reports nothing."""
+
+    gpu_busy_percent: float
+    gpu_memory_gib: float  # of all processes
+    gpu_power_watts: float
+    gpu_temperature_c: float
+
+
 class VisibleGpus(NamedTuple):
     """The GPUs that this process may use, in the order of their indices."""
 
@@ -29,17 +38,15 @@ class VisibleGpus(NamedTuple):
     """What keeps GPUs from being used: a failing driver, JAX's CUDA plugin, which is not installed, or wrong
     variables of CUDA, which `visible_gpus` reports as an error and the command `devices` as a problem."""
     failing: tuple[str, ...] = ()  # errors of GPUs that NVML lists and cannot read; they have no index
+    one_per_process: bool = False
+    """Whether a process can use the first one only. Several processes that see one each can use them all."""
     kept: tuple[int, ...] = ()
     """Indices of those on which JAX has started in this process, and to which it keeps; empty before."""
 
     @property
     def in_one_process(self) -> tuple[Gpu, ...]:
-        """Those that a session can use. By NVIDIA's MIG guide, CUDA shows a process a single slice.
-
-        Sessions that see one slice each can use all of `gpus`.
-        """
-        has_slice = any(gpu.uuid.startswith("MIG-") for gpu in self.gpus)
-        return self.gpus[:1] if has_slice else self.gpus
+        """Those that a session can use."""
+        return self.gpus[:1] if self.one_per_process else self.gpus
 
     @property
     def usable(self) -> tuple[int, ...]:
@@ -48,7 +55,10 @@ class VisibleGpus(NamedTuple):
 
 
 class GpuProvider(Protocol):
-    """The GPUs of a machine, and how JAX starts on them."""
+    """The GPUs of a machine, their driver and libraries, and how JAX starts on them.
+
+    Whatever this package asks of them goes through these methods.
+    """
 
     def visible_gpus(self) -> VisibleGpus:
         """The GPUs that JAX could use in this process. Starts no back end."""
@@ -72,6 +82,18 @@ class GpuProvider(Protocol):
 
     def is_full(self, gpu: Gpu) -> bool:
         """Whether other processes have left too little memory on a GPU for JAX to start."""
+        ...
+
+    def read(self, gpu: Gpu) -> GpuReading:
+        """What a GPU does now. Raises no error; a driver may hang."""
+        ...
+
+    def driver_version(self) -> str | None:
+        """Version of the driver; None without a driver."""
+        ...
+
+    def packages(self) -> dict[str, str]:
+        """The versions of the installed packages with which JAX computes on the GPUs, by their names, sorted."""
         ...
 
     def index(self, device: jax.Device) -> int:

@@ -1,4 +1,4 @@
-"""Monitoring during a session: the GPUs through NVML, the process's CPU and memory through psutil."""
+"""Monitoring during a session: the GPUs through their provider, the process's CPU and memory through psutil."""
 
 import contextlib
 import math
@@ -6,14 +6,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
 import psutil
 
+from jaxrl_atari.hardware.gpu_interface import Gpu, GpuProvider
 from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
-from jaxrl_atari.hardware.nvidia import nvml
 
 GIB = 2**30
 
@@ -29,32 +28,22 @@ def highest_known(values: Sequence[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 
-GPU_COLUMNS: dict[str, tuple[Callable[[Any], float], Callable[[Sequence[float]], float]]] = {
-    "gpu_busy_percent": (lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu, mean_of_known),
-    "gpu_memory_gib": (lambda gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used / GIB, sum),
-    "gpu_power_watts": (lambda gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1000, sum),
-    "gpu_temperature_c": (
-        lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU),
-        highest_known,
-    ),
+GPU_COLUMNS: dict[str, Callable[[Sequence[float]], float]] = {
+    "gpu_busy_percent": mean_of_known,
+    "gpu_memory_gib": sum,
+    "gpu_power_watts": sum,
+    "gpu_temperature_c": highest_known,
 }
-"""Name of a column -> how NVML reads it for one GPU, and how the values of several GPUs are combined.
+"""Field of `GpuReading` -> how the values of several GPUs are combined.
 
-A value that NVML fails to read is NaN. A sum over several GPUs is then NaN too: it would be too small.
+A sum over several GPUs is NaN if one of them is: it would be too small.
 """
 
 
-def read_gpus(uuids: Sequence[str]) -> list[float]:
-    """One sample of `GPU_COLUMNS`, over the GPUs and MIG slices with these UUIDs."""
-    return [combine([read_gpu(uuid, read) for uuid in uuids]) for read, combine in GPU_COLUMNS.values()]
-
-
-def read_gpu(uuid: str, read: Callable[[Any], float]) -> float:
-    """What `read` returns for the GPU or MIG slice with this UUID; NaN if NVML fails."""
-    try:
-        return float(read(nvml.nvmlDeviceGetHandleByUUID(uuid)))
-    except nvml.NVMLError:
-        return math.nan
+def sample_gpus(provider: GpuProvider, gpus: Sequence[Gpu]) -> list[float]:
+    """One sample of `GPU_COLUMNS`, over several GPUs."""
+    readings = [provider.read(gpu) for gpu in gpus]
+    return [combine([getattr(reading, name) for reading in readings]) for name, combine in GPU_COLUMNS.items()]
 
 
 @contextlib.contextmanager
@@ -68,18 +57,18 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     - `cpu_percent`: CPU use of this process since the last call; 100 is one core
     - `rss_gib`: memory of this process now
 
-    A sample without a value, because NVML fails, is left out of the mean. If all are, the mean is NaN. No failure
-    of NVML stops the block: its function does not call NVML, which may hang.
+    A sample without a value, because the driver fails, is left out of the mean. If all are, the mean is NaN. No
+    failure of the driver stops the block: its function does not call the driver, which may hang.
 
     Args:
         devices: the JAX devices that learn or act, of this process, whose back end has started.
     """
     provider = gpu_provider()
     used = {provider.index(device) for device in devices if device.platform == "gpu"}
-    uuids = [gpu.uuid for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
+    gpus = [gpu for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
     process = psutil.Process()
     unknown = [math.nan] * len(GPU_COLUMNS)
-    samples = deque([read_gpus(uuids) if uuids else unknown])
+    samples = deque([sample_gpus(provider, gpus) if gpus else unknown])
     recent: list[list[float]] = []
     sampled_at = time.monotonic()
     end = threading.Event()
@@ -88,20 +77,20 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     def run() -> None:
         nonlocal sampled_at
         while not end.wait(1.0):
-            samples.append(read_gpus(uuids))
+            samples.append(sample_gpus(provider, gpus))
             sampled_at = time.monotonic()
 
     def read() -> dict[str, float]:
         nonlocal recent
         newest = recent[-1:] if time.monotonic() - sampled_at < 10 else [unknown]
         recent = [samples.popleft() for _ in range(len(samples))] or newest
-        gpus = {
+        means = {
             name: mean_of_known(values)
             for name, values in zip(GPU_COLUMNS, zip(*recent, strict=True), strict=True)
         }
-        return gpus | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
+        return means | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
-    if not uuids:
+    if not gpus:
         yield read
         return
     thread = threading.Thread(target=run, name="monitor", daemon=True)

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs: NVML lists them, CUDA computes on them.
+"""NVIDIA's GPUs: NVML lists and reads them, CUDA computes on them. Only this module asks NVML.
 
 NVML lists GPUs without a CUDA context and without using their memory. It numbers them as `nvidia-smi` does, and
 CUDA is told to do the same (CUDA_DEVICE_ORDER).
@@ -6,8 +6,9 @@ CUDA is told to do the same (CUDA_DEVICE_ORDER).
 
 import contextlib
 import importlib.metadata
+import math
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
 from typing import Any
 
@@ -15,7 +16,7 @@ import jax
 import pynvml
 
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.gpu_interface import Gpu, VisibleGpus, obey_cuda_visible_devices
+from jaxrl_atari.hardware.gpu_interface import Gpu, GpuReading, VisibleGpus, obey_cuda_visible_devices
 from jaxrl_atari.hardware.jax_settings import (
     environment_variables,
     has_started_on_gpu,
@@ -52,10 +53,7 @@ class NvidiaGpus:
             return VisibleGpus((), f"NVML failed: {error}", "driver")
         if errors and not gpus:
             return VisibleGpus((), f"NVML failed: {errors[0]}", "driver")
-        found = obey_cuda_visible_devices(gpus, _mig_slice)._replace(failing=tuple(errors))
-        slices = [each for gpu in found.gpus for each in _mig_slices(gpu)]
-        if slices:  # by NVIDIA's MIG guide, CUDA shows the first slice alone, and hides the other GPUs
-            found = found._replace(gpus=(slices[0],))
+        found = obey_mig(obey_cuda_visible_devices(gpus, _slice_of_uuid)._replace(failing=tuple(errors)))
         if found.gpus and not any("cuda" in name for name in _jax_plugins()):
             install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
             return VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", "plugin", found.failing)
@@ -96,6 +94,40 @@ class NvidiaGpus:
         except nvml.NVMLError:
             return False
         return free < MEMORY_TO_START
+
+    def read(self, gpu: Gpu) -> GpuReading:
+        """See `GpuProvider`. NVML knows the memory alone of a MIG slice."""
+
+        def value(ask: Callable[[Any], float]) -> float:
+            try:
+                return float(ask(nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)))
+            except nvml.NVMLError:
+                return math.nan
+
+        return GpuReading(
+            gpu_busy_percent=value(lambda handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu),
+            gpu_memory_gib=value(lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).used) / 2**30,
+            gpu_power_watts=value(nvml.nvmlDeviceGetPowerUsage) / 1000,  # NVML has milliwatts
+            gpu_temperature_c=value(
+                lambda handle: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+            ),
+        )
+
+    def driver_version(self) -> str | None:
+        """See `GpuProvider`."""
+        with contextlib.suppress(nvml.NVMLError):
+            _start_nvml()
+            return nvml.nvmlSystemGetDriverVersion()
+        return None
+
+    def packages(self) -> dict[str, str]:
+        """See `GpuProvider`. They are JAX's plugin, and NVIDIA's libraries such as cuDNN and cuBLAS."""
+        # A broken package has no name.
+        installed = {package.name or "": package.version for package in importlib.metadata.distributions()}
+        prefixes = ("jax-cuda", "nvidia-")
+        # nvidia-ml-py (NVML) computes nothing.
+        names = sorted(name for name in installed if name.startswith(prefixes) and name != "nvidia-ml-py")
+        return {name: installed[name] for name in names}
 
     def index(self, device: jax.Device) -> int:
         """See `GpuProvider`. `local_hardware_id` is CUDA's index, which also counts GPUs that JAX may not use."""
@@ -147,7 +179,25 @@ def _gpu(handle: Any) -> Gpu:
     return Gpu(nvml.nvmlDeviceGetUUID(handle), nvml.nvmlDeviceGetName(handle), memory)
 
 
-def _mig_slices(gpu: Gpu) -> list[Gpu]:
+def obey_mig(visible: VisibleGpus) -> VisibleGpus:
+    """What CUDA makes of GPUs of which some are in MIG mode, or are slices. It shows a process a single slice.
+
+    | among the GPUs is | a session sees | several sessions in processes of their own see |
+    |---|---|---|
+    | a GPU in MIG mode | its first slice | the same |
+    | a slice, which CUDA_VISIBLE_DEVICES names | the first of the GPUs and slices | one each |
+    | neither | all | all |
+
+    Args:
+        visible: the GPUs and slices that CUDA_VISIBLE_DEVICES leaves.
+    """
+    slices = [each for gpu in visible.gpus for each in _slices_of(gpu)]
+    if slices:
+        return visible._replace(gpus=(slices[0],), one_per_process=True)
+    return visible._replace(one_per_process=any(gpu.uuid.startswith("MIG-") for gpu in visible.gpus))
+
+
+def _slices_of(gpu: Gpu) -> list[Gpu]:
     """The slices of a GPU in MIG mode; none of a GPU in another mode, or of a slice."""
     slices = []
     with contextlib.suppress(nvml.NVMLError):
@@ -158,7 +208,7 @@ def _mig_slices(gpu: Gpu) -> list[Gpu]:
     return slices
 
 
-def _mig_slice(name: str) -> Gpu | None:
+def _slice_of_uuid(name: str) -> Gpu | None:
     """The slice with this UUID; None for another name."""
     if name.startswith("MIG-"):
         with contextlib.suppress(nvml.NVMLError):  # there is no slice of that name
@@ -168,23 +218,3 @@ def _mig_slice(name: str) -> Gpu | None:
 
 def _jax_plugins() -> list[str]:
     return [plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")]
-
-
-def gpu_packages() -> dict[str, str]:
-    """The versions of the installed packages with which JAX computes on GPUs, by their names, which are sorted.
-
-    They are JAX's plugin, and NVIDIA's libraries such as cuDNN and cuBLAS. nvidia-ml-py (NVML) computes nothing.
-    """
-    # A broken package has no name.
-    installed = {package.name or "": package.version for package in importlib.metadata.distributions()}
-    prefixes = ("jax-cuda", "nvidia-")
-    names = sorted(name for name in installed if name.startswith(prefixes) and name != "nvidia-ml-py")
-    return {name: installed[name] for name in names}
-
-
-def driver_version() -> str | None:
-    """Version of the NVIDIA driver; None without a driver."""
-    with contextlib.suppress(nvml.NVMLError):
-        _start_nvml()
-        return nvml.nvmlSystemGetDriverVersion()
-    return None

@@ -19,7 +19,7 @@ import psutil
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.config_dicts import changed_fields, config_from_dict, flat
 from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.hardware import gpus, nvidia
+from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.runs.files import read_json, read_result
@@ -212,7 +212,7 @@ def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:
             "cores": cpu.cores,
             "memory_gib": psutil.virtual_memory().total / 2**30,
             "gpus": [gpu.model for gpu in gpus.visible_gpus().gpus] if asks_for_gpus else None,
-            "driver": nvidia.driver_version() if asks_for_gpus else None,
+            "driver": gpus.gpu_provider().driver_version() if asks_for_gpus else None,
         },
     }
 
