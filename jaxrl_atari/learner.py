@@ -6,7 +6,7 @@ The loop of a session asks a learner for the parameters to act with, and gives i
     OverlappedLearner    `overlap = "update"`: the parameters from before the running update act, and on a CPU the
                          rollout does not wait for it.
 
-`OverlappedLearner` runs its updates in a thread of its own. A call of a compiled function returns before its
+`OverlappedLearner` runs the updates of a `Learner` in a thread. A call of a compiled function returns before its
 result is there. But on a CPU, JAX computes the calls of one thread in order, even if they do not depend on each
 other: the first step of the policy would wait for the whole update. Calls of two threads are computed at the same
 time. (JAX 0.10.2, two cores: a small product, called just after a computation of 2.4 s, was ready after 2.4 s in
@@ -57,7 +57,7 @@ class Learner:
         check: bool = False,
     ):
         self._network = network
-        self._actor_devices = placement.actors
+        self.actor_devices = placement.actors
         self._check = check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, network, algorithm)
@@ -67,13 +67,11 @@ class Learner:
     @property
     def state(self) -> TrainState:
         """The train state after the newest update, on the learner's first local device."""
-        self._wait()
         return self._parallel.local_part(self._state, 0)
 
     @property
     def params(self) -> Any:
         """The parameters of `state`. On several devices, this copies them alone, and not the whole state."""
-        self._wait()
         return self._parallel.local_part(self._state.params, 0)
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
@@ -90,8 +88,6 @@ class Learner:
         Raises:
             ConfigError: the train state differs from device to device; or as `update.update`, when it is compiled.
         """
-        # An `OverlappedLearner` runs this in its thread. So it reads `_state`, and never `state` or `params`: they
-        # would wait for the thread.
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
         if self._check:
@@ -103,9 +99,6 @@ class Learner:
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
-
-    def _wait(self) -> None:
-        """Waits for an update in another thread. Here there is none, and JAX itself waits for what it computes."""
 
     def _check_state(self) -> None:
         """Raises `ConfigError` if the state differs between devices, because a checkpoint keeps that of one alone.
@@ -132,13 +125,14 @@ class Learner:
 
     def acting_params(self) -> list[Any]:
         """What each actor acts with in the next rollout: on its device, in the form of `Network.for_acting`."""
-        return self._to_actors(
-            [self._parallel.local_part(self._state.params, index) for index in range(len(self._actor_devices))]
+        num_actors = len(self.actor_devices)
+        return self.for_acting(
+            [self._parallel.local_part(self._state.params, index) for index in range(num_actors)]
         )
 
-    def _to_actors(self, params: Sequence[Any]) -> list[Any]:
-        """Puts each actor's parameters, which may lie on any device, on its own: what `acting_params` returns."""
-        moved = map(jax.device_put, params, self._actor_devices)
+    def for_acting(self, params: Sequence[Any]) -> list[Any]:
+        """Puts the parameters of each actor, which may lie on any device, on its own, in the form for acting."""
+        moved = [jax.device_put(*each) for each in zip(params, self.actor_devices, strict=True)]
         return [self._network.for_acting(each) for each in moved]
 
     def checkpoint_items(self) -> dict[str, Any]:
@@ -149,65 +143,77 @@ class Learner:
         """Frees what the learner holds besides arrays. This one holds nothing else."""
 
 
-class OverlappedLearner(Learner):
-    """A learner that runs each update in a thread, while the next rollout is collected (`overlap = "update"`).
+class OverlappedLearner:
+    """Runs each update of a learner in a thread, while the next rollout is collected (`overlap = "update"`).
 
-    That rollout acts with the parameters that the update began with: one update of lag, never more. `update` and
-    whatever reads the train state first wait for the update before. What `acting_params` returns is always valid.
+    It is used as a `Learner` is. The next rollout acts with the parameters that the update began with: one update
+    of lag, never more. `update` and whatever reads the train state first wait for the update before. What
+    `acting_params` returns is always valid.
 
     An error in an update is raised by whatever waits for it: the function that returns its metrics, the next
     `update`, or a reader of the train state. Each later call of these raises it again, as the state may have been
     consumed.
 
     Args:
+        learner: nobody else uses it.
         lagged_params: the parameters that act, from the item `acting` of a checkpoint (`checkpoint_items`). None:
             those of the train state, as before the first update.
     """
 
-    def __init__(
-        self,
-        placement: Placement,
-        network: Network,
-        algorithm: Algorithm,
-        train_state: TrainState,
-        lagged_params: Any = None,
-        *,
-        check: bool = False,
-    ):
-        super().__init__(placement, network, algorithm, train_state, check=check)
+    def __init__(self, learner: Learner, lagged_params: Any = None):
+        self._learner = learner
         self._thread = ThreadPoolExecutor(1, "learner")
         self._newest_update: Future[dict[str, float]] | None = None  # its result is its metrics
         # The parameters from before the newest update, on the learner's first local device: a copy, because the
         # update consumes the originals.
-        self._lagged_params = _copy(self.params) if lagged_params is None else lagged_params
+        self._lagged_params = _copy(learner.params) if lagged_params is None else lagged_params
 
-    def _wait(self) -> None:
-        """Waits for the newest update, if there was one. Raises its error if it failed."""
+    def _idle(self) -> Learner:
+        """The learner, once no update is running in it. Raises the error of the newest update if it failed."""
         if self._newest_update is not None:
             self._newest_update.result()
+        return self._learner
+
+    @property
+    def state(self) -> TrainState:
+        """As `Learner.state`."""
+        return self._idle().state
+
+    @property
+    def params(self) -> Any:
+        """As `Learner.params`."""
+        return self._idle().params
+
+    def parameter_norm(self) -> float:
+        """As `Learner.parameter_norm`."""
+        return self._idle().parameter_norm()
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
-        self._lagged_params = _copy(self.params)  # waits for the update before
-        run_update = super().update
-        # A transfer guard holds for one thread, so this one has its own. As in `session.iterations`, the first
-        # update is exempt: to compile a function that closes over an array, JAX fetches the array from the device.
-        is_guarded = self._check and self._newest_update is not None
+        """As `Learner.update`, in the thread."""
+        learner = self._idle()
+        self._lagged_params = _copy(learner.params)
+        # A transfer guard holds for one thread, so the caller's is passed on to this one.
+        guard = jax.config.jax_transfer_guard
 
         def run() -> dict[str, float]:
-            with jax.transfer_guard("disallow" if is_guarded else "allow"):
-                return run_update(rollouts, options, key)()
+            with jax.transfer_guard(guard):
+                return learner.update(rollouts, options, key)()
 
         self._newest_update = self._thread.submit(run)
         return self._newest_update.result
 
     def acting_params(self) -> list[Any]:
-        return self._to_actors([self._lagged_params] * len(self._actor_devices))  # waits for nothing
+        """As `Learner.acting_params`, but those from before the newest update. Waits for nothing."""
+        num_actors = len(self._learner.actor_devices)
+        return self._learner.for_acting([self._lagged_params] * num_actors)
 
     def checkpoint_items(self) -> dict[str, Any]:
+        """As `Learner.checkpoint_items`."""
         return {"acting": self._lagged_params}
 
     def close(self) -> None:
-        self._thread.shutdown()  # waits for a running update
+        """Waits for a running update, and ends the thread."""
+        self._thread.shutdown()
 
 
 # --- Compiled functions ------------------------------------------------------------------------------------------

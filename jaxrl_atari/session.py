@@ -156,12 +156,12 @@ class Session:
     network: Network
     progress: Progress
     environments: SessionEnvironments
-    learner: Learner
+    learner: Learner | OverlappedLearner
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
-    stop_requested: Callable[[], bool]
-    ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
+    stop_requested: Callable[[], bool] = lambda: False
+    ends_early: Callable[[], bool] | None = None  # None: nothing but the budget ends the session
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
@@ -325,22 +325,16 @@ def open_session(
     leads = is_leader()
     if leads and config.log.wandb:
         require_wandb()
+    seed = config.seed + session_number
     with contextlib.ExitStack() as exits:
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         outputs.message("starting the games and the network")
-        seed = config.seed + session_number
-        session = _make_session(
-            config,
-            placement,
-            session_dir,
-            seed,
-            outputs,
-            exits,
-            resume=resume,
-            stop_requested=stop_requested,
-            ends_early=ends_early,
-        )
+        # Errors in training get this advice, too: the context lasts until the session is closed.
+        exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
+        session = _make_session(config, placement, session_dir, seed, outputs, exits, resume=resume)
+        session.stop_requested = stop_requested
+        session.ends_early = ends_early
         if keep_dir is not None:  # nothing can be refused any more: a new directory stays
             keep_dir()
         yield session
@@ -355,8 +349,6 @@ def _make_session(
     exits: contextlib.ExitStack,
     *,
     resume: bool,
-    stop_requested: Callable[[], bool],
-    ends_early: Callable[[], bool] | None,
 ) -> Session:
     """Makes a session from its parts.
 
@@ -368,12 +360,10 @@ def _make_session(
         seed: seed of the session.
         outputs: receives lines and log points, and gets the writers of `config.log`.
         exits: closes the parts.
-        session_dir, resume, stop_requested, ends_early: see `run_session`.
+        session_dir, resume: see `run_session`.
     """
     leads = is_leader()
     say = outputs.message
-    # Errors in training get this advice, too: the context lasts until the session is closed.
-    exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
     # Both take the number of actions, and the classes of the devices on which the network is used.
@@ -403,13 +393,11 @@ def _make_session(
         say(advice)
     if arrays is None:
         arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
-    check, state = config.devices.check, arrays.train_state
-    if config.overlap == "none":
-        learner = Learner(placement, network, algorithm, state, check=check)
-    else:
-        learner = OverlappedLearner(placement, network, algorithm, state, arrays.lagged_params, check=check)
+    learner: Learner | OverlappedLearner
+    learner = Learner(placement, network, algorithm, arrays.train_state, check=config.devices.check)
+    if config.overlap == "update":
+        learner = OverlappedLearner(learner, arrays.lagged_params)
     exits.callback(learner.close)
-    was_evaluating = arrays.evaluated_params is not None  # at the checkpoint
     evaluator = None
     if leads and config.evaluation.every_env_steps:
         evaluator = Evaluator(
@@ -422,13 +410,18 @@ def _make_session(
             writer=outputs,
         )
         exits.callback(evaluator.close)
-        if was_evaluating:
+        if arrays.evaluated_params is not None:  # at the checkpoint, an evaluation was running
             evaluator.start(arrays.evaluated_params, progress.evaluated_env_steps)
 
     # What is written down.
     if leads:
         open_logs(
-            config, session_dir, progress, outputs, starts_anew=resumed is None, was_evaluating=was_evaluating
+            config,
+            session_dir,
+            progress,
+            outputs,
+            starts_anew=resumed is None,
+            was_evaluating=arrays.evaluated_params is not None,
         )
     log = SessionLog(
         outputs,
@@ -454,8 +447,6 @@ def _make_session(
         log=log,
         evaluator=evaluator,
         checkpoints=checkpoints if leads else None,
-        stop_requested=stop_requested,
-        ends_early=ends_early,
     )
     say(f"device: {session.describe_devices()}")
     if resumed is not None:

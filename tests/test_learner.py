@@ -38,8 +38,10 @@ def first_state(algorithm=PPO):
 
 
 def learner_of(kind, algorithm=PPO, state=None, *, devices=1, **options):
+    """A `Learner`, or an `OverlappedLearner` of one, with its options."""
     placement = place(DevicesConfig(gpu=False, data_parallel=devices))
-    return kind(placement, network()[1], algorithm, state or first_state(algorithm), **options)
+    learner = Learner(placement, network()[1], algorithm, state or first_state(algorithm))
+    return learner if kind is Learner else OverlappedLearner(learner, **options)
 
 
 def start_update(learner, number=0, devices=1):
