@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         PPOConfig,
         TrialConfig,
     )
-    from jaxrl_atari.errors import ConfigError, UserError
+    from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
     from jaxrl_atari.evaluate.environment import make_env
     from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
@@ -53,6 +53,7 @@ __all__ = [
     "EnvConfig",
     "EvaluationConfig",
     "EvaluationResult",
+    "InterfaceError",
     "LogConfig",
     "NetworkConfig",
     "PPOConfig",

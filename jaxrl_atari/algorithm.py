@@ -20,7 +20,7 @@ import optax
 from flax.core import FrozenDict
 
 from jaxrl_atari.config import Config, PPOConfig, check_coefficients
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import require, require_interface
 from jaxrl_atari.network_interface import Apply, Observation
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.traced_options import STATIC_OPTIONS, TRACED_OPTIONS
@@ -111,7 +111,7 @@ class Mean:
         """The mean of x, of the shape of `weight` -> [].
 
         Raises:
-            ConfigError: x has another shape. `moments` and `normalize` raise it too.
+            InterfaceError: x has another shape. `moments` and `normalize` raise it too.
         """
         # This divides each weight by the total, whereas `moments` divides the sum. The two round differently, so
         # unifying them would change the last bits of every run.
@@ -140,7 +140,7 @@ class Mean:
         """x, with 0 for samples that do not count, because their weight 0 times infinity would be NaN."""
         shape, expected = jnp.shape(x), list(self.weight.shape)
         hint = "sum the other axes of x first"
-        require(
+        require_interface(
             shape == self.weight.shape,
             "shape of x in mean(x)",
             list(shape),

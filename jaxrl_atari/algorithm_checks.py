@@ -14,7 +14,7 @@ import optax.contrib
 
 from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.errors import InterfaceError, require, require_interface
 from jaxrl_atari.network_functions import shape_and_type
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
@@ -34,23 +34,23 @@ def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
     """What `init` returned: the parameters and `extra`.
 
     Raises:
-        ConfigError: it is no pair; a parameter of the network is missing, or has another shape or type; a
+        InterfaceError: it is no pair; a parameter of the network is missing, or has another shape or type; a
             parameter is no array of floats; a leaf of `extra` is no array; or `extra` holds a random key, which
             `pmap` cannot pass on.
     """
-    require(is_tuple_of(2, returned), "init", described(returned), "a pair: parameters, and extra")
+    require_interface(is_tuple_of(2, returned), "init", described(returned), "a pair: parameters, and extra")
     params, extra = returned
     expected, got = shapes_and_types(network_params), shapes_and_types(params)
     not_trainable, not_kept = refused(params, is_trainable), refused(extra, can_be_kept)
     hint = "init returns the parameters of the network under their own names"
     for path, shape in expected.items():
-        require(got.get(path) == shape, f"params{path} of init", got.get(path, "nothing"), shape, hint)
+        require_interface(got.get(path) == shape, f"params{path} of init", got.get(path, "nothing"), shape, hint)
     hint = "the loss trains every parameter, so other arrays belong in extra"
     for path, leaf in not_trainable.items():
-        raise ConfigError(f"params{path} of init", leaf, "an array of floats", hint)
+        raise InterfaceError(f"params{path} of init", leaf, "an array of floats", hint)
     hint = "prepare and loss get random keys of their own"
     for path, leaf in not_kept.items():
-        raise ConfigError(f"extra{path} of init", leaf, "an array or a number, and no random key", hint)
+        raise InterfaceError(f"extra{path} of init", leaf, "an array or a number, and no random key", hint)
     return params, extra
 
 
@@ -61,25 +61,25 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
         before: the state that it was given.
 
     Raises:
-        ConfigError: it is no triple; an array of the state has another shape, type or path in the tree, so no
+        InterfaceError: it is no triple; an array of the state has another shape, type or path in the tree, so no
             checkpoint could be restored; a leaf of the samples is no array [T, B, ...]; or `as_floats` refuses a
             metric.
     """
     is_triple = is_tuple_of(3, returned) and isinstance(returned[0], TrainState)
-    require(is_triple, "prepare", described(returned), "a triple: the state, samples and metrics")
+    require_interface(is_triple, "prepare", described(returned), "a triple: the state, samples and metrics")
     after, samples, metrics = returned
     old, new = shapes_and_types(before), shapes_and_types(after)
     for path in old | new:
         got, expected = new.get(path, "nothing"), old.get(path, "nothing")
         field = f"{path.removeprefix('.')} of prepare"
         hint = "init decides which arrays extra has" if path.startswith(".extra") else ""
-        require(got == expected, field, got, f"{expected}, as in the state before", hint)
-    structures = jax.tree.structure(after), jax.tree.structure(before)
-    require(structures[0] == structures[1], "state of prepare", structures[0], f"the structure {structures[1]}")
+        require_interface(got == expected, field, got, f"{expected}, as in the state before", hint)
+    structure, expected = jax.tree.structure(after), jax.tree.structure(before)
+    require_interface(structure == expected, "state of prepare", structure, f"the structure {expected}")
     steps = rollout.action.shape
     expected = f"an array of shape [{steps[0]}, {steps[1]}, ...]"
     for path, leaf in refused(samples, lambda x: is_array(x) and jnp.shape(x)[:2] == steps).items():
-        raise ConfigError(f"samples{path} of prepare", leaf, expected)
+        raise InterfaceError(f"samples{path} of prepare", leaf, expected)
     return strongly_typed(after), samples, as_floats(metrics)
 
 
@@ -87,12 +87,12 @@ def check_loss(returned: Any) -> tuple[jax.Array, Metrics]:
     """What `loss` returned: the loss, and the metrics as floats.
 
     Raises:
-        ConfigError: it is no pair; the loss is not a single float; or `as_floats` refuses a metric.
+        InterfaceError: it is no pair; the loss is not a single float; or `as_floats` refuses a metric.
     """
-    require(is_tuple_of(2, returned), "loss", described(returned), "a pair: the loss, and metrics")
+    require_interface(is_tuple_of(2, returned), "loss", described(returned), "a pair: the loss, and metrics")
     loss, metrics = returned
     is_single = is_array(loss) and jnp.shape(loss) == () and jnp.issubdtype(jnp.result_type(loss), jnp.floating)
-    require(is_single, "loss", described(loss), "a single float, such as batch.mean(x)")
+    require_interface(is_single, "loss", described(loss), "a single float, such as batch.mean(x)")
     return loss, as_floats(metrics)
 
 
@@ -152,25 +152,26 @@ def as_floats(metrics: Metrics) -> Metrics:
     """The metrics of one function as float32, the type of their means over gradient steps. float64 stays.
 
     Raises:
-        ConfigError: they are no dict; or a metric is not a single number, or its name is no string or is one of
+        InterfaceError: they are no dict; or a metric is not a single number, or its name is no string or is one of
             `OWN_METRICS`.
     """
-    require(isinstance(metrics, dict), "metrics", type(metrics).__name__, "a dict: name -> a single number")
+    expected = "a dict: name -> a single number"
+    require_interface(isinstance(metrics, dict), "metrics", type(metrics).__name__, expected)
     for name, value in metrics.items():
-        require(isinstance(name, str), "metric", name, "a string as its name")
+        require_interface(isinstance(name, str), "metric", name, "a string as its name")
         expected = "a single number, such as batch.mean(x)"
-        require(is_array(value), "metric", name, expected, f"it is {value!r}")
+        require_interface(is_array(value), "metric", name, expected, f"it is {value!r}")
         shape = jnp.shape(value)
-        require(shape == (), "metric", name, expected, f"its shape is {shape}")
+        require_interface(shape == (), "metric", name, expected, f"its shape is {shape}")
     check_names(metrics.keys(), OWN_METRICS)
     types = {name: jnp.promote_types(jnp.result_type(value), jnp.float32) for name, value in metrics.items()}
     return {name: jnp.asarray(value, types[name]) for name, value in metrics.items()}
 
 
 def check_names(names: Set[str], taken: Set[str]) -> None:
-    """Raises `ConfigError` if another metric of the update already has one of the names."""
+    """Raises `InterfaceError` if another metric of the update already has one of the names."""
     for name in sorted(names & taken):
-        raise ConfigError("metric", name, "another name: the update already has a metric of this name")
+        raise InterfaceError("metric", name, "another name: the update already has a metric of this name")
 
 
 REFUSED_OPTIMIZER_STATES = {
@@ -186,15 +187,15 @@ REFUSED_OPTIMIZER_STATES = {
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raises `ConfigError` if `optimizer` returned something that has no functions `init` and `update`."""
+    """Raises `InterfaceError` if `optimizer` returned something that has no functions `init` and `update`."""
     is_usable = all(callable(getattr(optimizer, name, None)) for name in ("init", "update"))
     expected = "an optax.GradientTransformation, such as optax.adam(options.learning_rate)"
-    require(is_usable, "optimizer", described(optimizer), expected)
+    require_interface(is_usable, "optimizer", described(optimizer), expected)
 
 
 def check_optimizer_state(opt_state: optax.OptState) -> None:
-    """Raises `ConfigError` if the state, or a part of it, is one of `REFUSED_OPTIMIZER_STATES`."""
+    """Raises `InterfaceError` if the state, or a part of it, is one of `REFUSED_OPTIMIZER_STATES`."""
     for types, expected in REFUSED_OPTIMIZER_STATES.items():
         parts = jax.tree.leaves(opt_state, is_leaf=lambda part, types=types: isinstance(part, types))
         for part in parts:
-            require(not isinstance(part, types), "optimizer", type(part).__name__, expected)
+            require_interface(not isinstance(part, types), "optimizer", type(part).__name__, expected)

@@ -35,13 +35,28 @@ class ConfigError(UserError, ValueError):
     """
 
     def __init__(self, field: str, value: object, expected: str, hint: str = ""):
-        super().__init__(f"{field} = {value!r}: expected {expected}" + (f"; {hint}" if hint else ""))
+        super().__init__(_unusable(field, value, expected, hint))
         self._parts = (field, value, expected, hint)
 
     def renamed(self, field: str, name: str) -> "ConfigError":
         """This error, for a user who writes `name` for `field`. An error of another field is returned as it is."""
         own, value, expected, hint = self._parts
         return ConfigError(name, value, expected, hint) if own == field else self
+
+
+class InterfaceError(UserError, ValueError):
+    """A network or an algorithm gave the package a value that its interface does not allow.
+
+    `network_interface.py` and `algorithm.Algorithm` describe these interfaces. The code of the network or of the
+    algorithm is at fault, and not the config.
+
+    Args:
+        name: of the value, such as `loss` or `samples['own'] of prepare`.
+        value, expected, hint: as those of a `ConfigError`.
+    """
+
+    def __init__(self, name: str, value: object, expected: str, hint: str = ""):
+        super().__init__(_unusable(name, value, expected, hint))
 
 
 class MetricsError(UserError):
@@ -135,3 +150,14 @@ def require(holds: object, field: str, value: Any, expected: str, hint: str = ""
     """Raises `ConfigError` with the other arguments unless `holds`."""
     if not holds:
         raise ConfigError(field, value, expected, hint)
+
+
+def require_interface(holds: object, name: str, value: Any, expected: str, hint: str = "") -> None:
+    """Raises `InterfaceError` with the other arguments unless `holds`."""
+    if not holds:
+        raise InterfaceError(name, value, expected, hint)
+
+
+def _unusable(name: str, value: object, expected: str, hint: str) -> str:
+    """The message for an unusable value: `NAME = VALUE: expected EXPECTED; HINT`."""
+    return f"{name} = {value!r}: expected {expected}" + (f"; {hint}" if hint else "")

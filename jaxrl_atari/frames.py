@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import require_interface
 
 # --- Layouts -----------------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
         The changed stacks, in the layout of `stacks`.
 
     Raises:
-        ConfigError: the function returns another type or shape.
+        InterfaceError: the function returns another type or shape.
     """
     frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
     layout = layout_of(frames[..., 0, :].shape)
@@ -136,5 +136,6 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
     changed = function(pictures)
     expected = f"uint8{list(pictures.shape)}, as the function was given: end it with .astype(jnp.uint8)"
     same = changed.dtype == jnp.uint8 and changed.shape == pictures.shape
-    require(same, "result of the function of map_images", f"{changed.dtype}{list(changed.shape)}", expected)
+    got = f"{changed.dtype}{list(changed.shape)}"
+    require_interface(same, "result of the function of map_images", got, expected)
     return arrange_stacks(layout, changed)

@@ -27,7 +27,7 @@ from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.network_interface import Network
 from jaxrl_atari.update import update
 
@@ -86,7 +86,8 @@ class Learner:
             A function that waits for the update and returns its metrics.
 
         Raises:
-            ConfigError: the train state differs from device to device; or as `update.update`, when it is compiled.
+            InterfaceError: the train state differs from device to device.
+            ConfigError, InterfaceError: as `update.update`, when it is compiled.
         """
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
@@ -101,7 +102,7 @@ class Learner:
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
     def _check_state(self) -> None:
-        """Raises `ConfigError` if the state differs between devices, because a checkpoint keeps that of one alone.
+        """Raises `InterfaceError` if the state differs between devices: a checkpoint keeps that of one alone.
 
         All devices start from the same state, and gradients are means over all of them, so only `prepare` can make
         the state differ. Devices may round the optimiser's steps differently, so parameters and the optimiser's
@@ -117,7 +118,7 @@ class Learner:
         if leaf is not None:
             found, expected = "another value on each device", "the same on all devices"
             hint = "compute means over the rollout with mean(x) and mean.moments(x)"
-            raise ConfigError(f"{leaf.removeprefix('.')} of prepare", found, expected, hint)
+            raise InterfaceError(f"{leaf.removeprefix('.')} of prepare", found, expected, hint)
 
     def parameter_norm(self) -> float:
         """Global L2 norm of the parameters; not finite if one of them is not."""

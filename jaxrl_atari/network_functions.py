@@ -1,6 +1,7 @@
 """Pure functions of a network: its module, its first parameters, its memory and its outputs, which are checked.
 
-`network_interface.py` says what a network is. Where something is missing, a `ConfigError` says what is expected.
+`network_interface.py` says what a network is. A network that breaks a rule of it is
+an `InterfaceError`, which says what is expected.
 """
 
 from typing import Any
@@ -11,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.errors import ConfigError, InterfaceError, require_interface
 from jaxrl_atari.frames import FRAME_SIZE, STACK
 from jaxrl_atari.network_interface import Observation, Outputs, is_recurrent
 from jaxrl_atari.registry import NETWORKS
@@ -44,12 +45,12 @@ def init_params(module: nn.Module, key: jax.Array) -> Any:
     """The first parameters, float32; the same in every form of the network.
 
     Raises:
-        ConfigError: the network has other variables than parameters.
+        InterfaceError: the network has other variables than parameters.
     """
     variables = module.init(key, *_inputs(module, empty_observation(module)))
     others = ", ".join(sorted(set(variables) - {"params"}))
     hint = f"it also has the collection {others}, which no update would change"
-    require(not others, "network", type(module).__name__, PARAMETERS_ALONE, hint)
+    require_interface(not others, "network", type(module).__name__, PARAMETERS_ALONE, hint)
     return variables["params"]
 
 
@@ -57,13 +58,13 @@ def apply_module(module: nn.Module, params: Any, observation: Observation) -> Ou
     """The `Apply` of a module.
 
     Raises:
-        ConfigError: the network draws random numbers, or returns something else than outputs of its kind.
+        InterfaceError: the network draws random numbers, or returns something else than outputs of its kind.
         ValueError: the network is recurrent, but the observation has no memory.
     """
     try:
         returned: Any = module.apply({"params": params}, *_inputs(module, observation))
     except flax.errors.InvalidRngError as error:
-        raise ConfigError("network", type(module).__name__, PARAMETERS_ALONE, f"flax says: {error}") from error
+        raise InterfaceError("network", type(module).__name__, PARAMETERS_ALONE, f"flax says: {error}") from error
     return check_outputs(module, returned, observation)
 
 
@@ -90,13 +91,13 @@ def initial_carry(module: Any, num_envs: int) -> Any:
     """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent.
 
     Raises:
-        ConfigError: the network has a method `initial_carry`, which returns no array.
+        InterfaceError: the network has a method `initial_carry`, which returns no array.
     """
     if not _is_recurrent_module(module):
         return ()
     carry = module.initial_carry(num_envs)
     expected = "an initial_carry of one array or more; a network without a memory has no such method"
-    require(is_recurrent(carry), "network", type(module).__name__, expected, f"it returns {carry}")
+    require_interface(is_recurrent(carry), "network", type(module).__name__, expected, f"it returns {carry}")
     return carry
 
 
@@ -112,9 +113,9 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
     """What a network returned for an observation, as `Outputs`.
 
     Raises:
-        ConfigError: it is neither `Outputs` nor a pair; logits or value have another shape, or not the precision
-            of float32; the features, or an array of `extra`, do not have one row per sample; or the carry has
-            other shapes or types than that of the observation.
+        InterfaceError: it is neither `Outputs` nor a pair; logits or value have another shape, or not the
+            precision of float32; the features, or an array of `extra`, do not have one row per sample; or the
+            carry has other shapes or types than that of the observation.
     """
     name = type(module).__name__
     samples = observation.stacks.shape[0]
@@ -122,7 +123,7 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
         pair = isinstance(returned, tuple) and len(returned) == 2
         got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
         expected = "Outputs, as in Outputs(logits, value, features=x), or the pair of logits and value"
-        require(pair, "network", name, expected, f"it returns {got}")
+        require_interface(pair, "network", name, expected, f"it returns {got}")
         returned = Outputs(*returned)
     shapes = {"logits": (samples, module.num_actions), "value": (samples,)}
     for field, shape in shapes.items():
@@ -130,18 +131,18 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
         got, dtype = jnp.shape(output), jnp.result_type(output)
         hint = ", such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
         expected = f"{field} of shape {_text(shape)}{hint}"
-        require(got == shape, "network", name, expected, f"its shape is {_text(got)}")
+        require_interface(got == shape, "network", name, expected, f"its shape is {_text(got)}")
         is_precise = jnp.promote_types(dtype, jnp.float32) == dtype
         expected = f"{field} in float32: heads compute in float32, whatever the `dtype` of the torso"
-        require(is_precise, "network", name, expected, f"it is {dtype}")
+        require_interface(is_precise, "network", name, expected, f"it is {dtype}")
     for field in ("features", "extra"):
         for output in jax.tree.leaves(getattr(returned, field)):
             shape = jnp.shape(output)
             expected = f"{field} with one row per sample, of shape [{samples}, ...]"
-            require(shape[:1] == (samples,), "network", name, expected, f"its shape is {_text(shape)}")
+            require_interface(shape[:1] == (samples,), "network", name, expected, f"its shape is {_text(shape)}")
     if _is_recurrent_module(module):
         given, got = (jax.tree.map(shape_and_type, carry) for carry in (observation.carry, returned.carry))
-        require(
+        require_interface(
             got == given,
             "network",
             name,
@@ -150,7 +151,7 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
         )
     else:
         expected = "no carry: a network with a memory has a method initial_carry"
-        require(not is_recurrent(returned.carry), "network", name, expected)
+        require_interface(not is_recurrent(returned.carry), "network", name, expected)
     return returned
 
 

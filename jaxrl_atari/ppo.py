@@ -19,7 +19,7 @@ from jax import lax
 from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import require_interface
 from jaxrl_atari.network_interface import Apply, Outputs
 
 
@@ -161,7 +161,7 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
         (http://joschu.net/blog/kl-approx.html).
 
     Raises:
-        ConfigError: an output or a sample has another shape.
+        InterfaceError: an output or a sample has another shape.
     """
     logits, value = outputs.logits, outputs.value
     samples = batch.samples
@@ -195,14 +195,14 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
 
 
 def check_shapes(outputs: Outputs, batch: Minibatch) -> None:
-    """Raises `ConfigError` unless outputs and samples have one row per sample.
+    """Raises `InterfaceError` unless outputs and samples have one row per sample.
 
     A value [N, 1] minus a target [N] would be [N, N].
     """
     samples, (size,) = batch.samples, batch.mean.weight.shape
     shape, where = jnp.shape(outputs.logits), "in ppo_loss_of_outputs"
     is_table = len(shape) == 2 and shape[0] == size
-    require(is_table, f"shape of logits {where}", list(shape), f"[{size}, number of actions]")
+    require_interface(is_table, f"shape of logits {where}", list(shape), f"[{size}, number of actions]")
     numbers = {
         "value": outputs.value,
         "samples.action": samples.action,
@@ -210,8 +210,8 @@ def check_shapes(outputs: Outputs, batch: Minibatch) -> None:
         "samples.target": samples.target,
     }
     for name, x in numbers.items():
-        shape = jnp.shape(x)
-        require(shape == (size,), f"shape of {name} {where}", list(shape), f"[{size}], one number per sample")
+        shape, expected = jnp.shape(x), f"[{size}], one number per sample"
+        require_interface(shape == (size,), f"shape of {name} {where}", list(shape), expected)
 
 
 # --- First state, optimiser, and `PPO` ---------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metric
         The state after the update, and the metrics, as `update.update` returns them.
 
     Raises:
-        ConfigError: there is no such algorithm or network, or one of them breaks a rule of its interface.
+        ConfigError: there is no such algorithm or network.
+        InterfaceError: one of them breaks a rule of its interface.
     """
     params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)

@@ -36,7 +36,7 @@ def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key:
         key: for `algorithm.init`.
 
     Raises:
-        ConfigError: `init` or `optimizer` returned what `algorithm_checks.py` refuses.
+        InterfaceError: `init` or `optimizer` returned what `algorithm_checks.py` refuses.
     """
     params, extra = check_first_state(params, algorithm.init(params, key))
     optimizer = algorithm.optimizer(options)
@@ -74,9 +74,9 @@ def update(
         With `options.target_kl`, so is `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: the options are not the ones in force (`algorithm.resolved_options`); `algorithm_checks.py`
-            or `draw_minibatches` refuses them, or a value that a function of the algorithm returned; or
-            `options.target_kl` is set, and the loss returns no `approx_kl`.
+        ConfigError: the options are not the ones in force (`algorithm.resolved_options`); `draw_minibatches`
+            refuses them; or `options.target_kl` is set, and the loss returns no `approx_kl`.
+        InterfaceError: a function of the algorithm returned what `algorithm_checks.py` refuses.
     """
     check_options(options, algorithm)
     # Numbers folded into `key`: 0 to epochs - 1 for the minibatches of each epoch (`draw_minibatches`), `epochs`

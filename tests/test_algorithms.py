@@ -22,7 +22,7 @@ from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import ConfigError, InterfaceError
 from jaxrl_atari.minibatches import observe
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
@@ -275,14 +275,14 @@ def test_a_metric_is_a_single_number(part):
         *results, metrics = getattr(PPO, part)(*arguments)
         return *results, metrics | {"advantages": jnp.zeros(3)}
 
-    with pytest.raises(ConfigError, match=r"metric = 'advantages': expected a single number, .* shape is \(3,\)"):
+    with pytest.raises(InterfaceError, match=r"metric = 'advantages': expected a single .* shape is \(3,\)"):
         updated(PPO._replace(**{part: with_a_vector}))
 
     def with_a_tree(*arguments):
         *results, metrics = getattr(PPO, part)(*arguments)
         return *results, metrics | {"advantages": {"mean": jnp.zeros(())}}
 
-    with pytest.raises(ConfigError, match=r"metric = 'advantages': expected a single number, .* it is \{'mean'"):
+    with pytest.raises(InterfaceError, match=r"metric = 'advantages': expected a single .* it is \{'mean'"):
         updated(PPO._replace(**{part: with_a_tree}))
 
 
@@ -305,7 +305,7 @@ def test_a_metric_of_the_loss_has_a_name_of_its_own(name):
         value, metrics = ppo_loss(*arguments)
         return value, metrics | {name: value}
 
-    with pytest.raises(ConfigError, match=f"metric = '{name}': expected another name"):
+    with pytest.raises(InterfaceError, match=f"metric = '{name}': expected another name"):
         updated(PPO._replace(loss=loss))
 
 
@@ -339,8 +339,16 @@ def test_samples_of_another_shape_than_the_rollouts(leaf, message):
         return state, {"ppo": samples, "own": leaf}, metrics
 
     expected = f"expected an array of shape [{LENGTH}, {ENVS}, ...]"
-    with pytest.raises(ConfigError, match=re.escape(f"samples{message}: {expected}")):
+    with pytest.raises(InterfaceError, match=re.escape(f"samples{message}: {expected}")):
         updated(PPO._replace(prepare=prepare))
+
+
+def test_what_code_returns_is_no_error_of_the_config():
+    """A script that catches `ConfigError`, in order to try another config, learns of a mistake in the code."""
+    with pytest.raises(InterfaceError, match="loss = 'NoneType'") as error:
+        updated(PPO._replace(loss=lambda *arguments: None))
+    assert not isinstance(error.value, ConfigError)
+    assert error.value.exit_status == 2
 
 
 def test_a_loss_of_each_sample():
@@ -348,7 +356,7 @@ def test_a_loss_of_each_sample():
         return apply(params, batch.observation).value, {}
 
     message = rf"loss = 'float32\[{CONFIG.minibatch_size}\]': expected a single float, such as batch.mean\(x\)"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InterfaceError, match=message):
         updated(PPO._replace(loss=loss))
 
 
@@ -367,7 +375,7 @@ def test_a_loss_of_each_sample():
 )
 def test_a_loss_that_returns_something_else(change, message):
     """Most of these were errors of JAX, with the name of a tracer in them."""
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InterfaceError, match=message):
         updated(PPO._replace(loss=lambda *arguments: change(*ppo_loss(*arguments))))
 
 
@@ -407,7 +415,7 @@ def test_a_state_of_another_shape_or_type(extra, message):
         return ppo_prepare(state.replace(extra=extra), *arguments)
 
     algorithm = PPO._replace(init=lambda params, key: (params, jnp.zeros(())), prepare=prepare)
-    with pytest.raises(ConfigError, match=message.replace("= ", "= '").replace(": expected", "': expected")):
+    with pytest.raises(InterfaceError, match=message.replace("= ", "= '").replace(": expected", "': expected")):
         updated(algorithm)
 
 
@@ -427,7 +435,7 @@ def test_a_state_of_another_shape_or_type(extra, message):
 )
 def test_an_init_that_returns_something_else(init, message):
     params, _ = make(FeedForward, Corridor.num_actions)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(InterfaceError, match=message):
         init_train_state(params, CONFIG, PPO._replace(init=init), KEY)
 
 
@@ -441,7 +449,7 @@ def test_an_init_that_returns_something_else(init, message):
 )
 def test_a_prepare_that_returns_something_else(change, kind):
     message = f"prepare = '{kind}': expected a triple: the state, samples and metrics"
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(InterfaceError, match=re.escape(message)):
         updated(PPO._replace(prepare=lambda *arguments: change(*ppo_prepare(*arguments))))
 
 
@@ -450,7 +458,7 @@ def test_a_leaf_of_extra_that_init_has_not_made():
         return ppo_prepare(state.replace(extra={"n": jnp.zeros(3)}), *arguments)
 
     message = "extra['n'] of prepare = 'float32[3]': expected nothing, as in the state before; init decides which"
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(InterfaceError, match=re.escape(message)):
         updated(PPO._replace(prepare=prepare))
 
 
@@ -458,7 +466,7 @@ def test_parameters_that_prepare_adds_are_refused():
     def prepare(state, *arguments):
         return ppo_prepare(state.replace(params={**state.params, "new": jnp.zeros(3)}), *arguments)
 
-    with pytest.raises(ConfigError, match=r"params\['new'\] of prepare = 'float32\[3\]': expected nothing"):
+    with pytest.raises(InterfaceError, match=r"params\['new'\] of prepare = 'float32\[3\]': expected nothing"):
         updated(PPO._replace(prepare=prepare))
 
 
@@ -674,7 +682,7 @@ def test_an_optimiser_that_would_train_wrongly_is_an_error(optimizer, message):
     """The last two rows of that table."""
     algorithm = PPO._replace(optimizer=lambda options: optimizer(options.learning_rate))
     params, _ = make(FeedForward, Corridor.num_actions)
-    with pytest.raises(ConfigError, match=f"optimizer = {message}"):
+    with pytest.raises(InterfaceError, match=f"optimizer = {message}"):
         init_train_state(params, CONFIG, algorithm, KEY)
 
 
@@ -686,7 +694,7 @@ def test_an_optimiser_that_would_train_wrongly_is_an_error(optimizer, message):
 def test_an_optimizer_that_returns_something_else(returned, kind):
     params, _ = make(FeedForward, Corridor.num_actions)
     message = f"optimizer = '{kind}': expected an optax.GradientTransformation, such as optax.adam"
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(InterfaceError, match=re.escape(message)):
         init_train_state(params, CONFIG, PPO._replace(optimizer=lambda options: returned), KEY)
 
 

@@ -14,7 +14,7 @@ from small_networks import FeedForward, make
 from jaxrl_atari.config import DevicesConfig, PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.learner import Learner, OverlappedLearner
 from jaxrl_atari.ppo import PPO, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
@@ -233,6 +233,6 @@ def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
     algorithm = PPO._replace(init=lambda params, key: (params, extra), prepare=prepare)
     learner = learner_of(kind, algorithm, devices=2)
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(InterfaceError, match=expected):
         start_update(learner, devices=2)()
     learner.close()

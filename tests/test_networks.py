@@ -19,7 +19,7 @@ from jaxrl_atari.algorithm import Mean, Minibatch
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
 from jaxrl_atari.fast import by_hand
 from jaxrl_atari.fast.substitution import apply_by_hand
 from jaxrl_atari.frames import (
@@ -774,7 +774,7 @@ def test_a_network_with_more_than_parameters_is_refused(layer, said):
         params = init_params(Layered(), jax.random.key(0))
         return apply_module(Layered(), params, Observation(random_stacks(1)))
 
-    with pytest.raises(ConfigError, match="network = 'Layered': expected parameters alone") as error:
+    with pytest.raises(InterfaceError, match="network = 'Layered': expected parameters alone") as error:
         jax.eval_shape(outputs)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
@@ -851,7 +851,7 @@ def test_a_network_that_returns_something_else_is_refused(call, message):
     """A third value was taken for the carry of a recurrent network, and trained on minibatches of whole games."""
     module = edited(call)(ACTIONS)
     stacks = jnp.zeros((5, 84, 84, 4), jnp.uint8)
-    with pytest.raises(ConfigError, match=f"network = 'Edited': {message}"):
+    with pytest.raises(InterfaceError, match=f"network = 'Edited': {message}"):
         jax.eval_shape(partial(apply_module, module), first_params("nature"), Observation(stacks))
 
 
@@ -876,7 +876,7 @@ def test_a_recurrent_network_returns_a_memory_of_the_form_that_it_is_given(chang
     expected = (
         rf"network = 'Edited': expected a carry of the shapes and types that it is given, .*float32.*it is {got}"
     )
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(InterfaceError, match=expected):
         jax.eval_shape(partial(apply_module, module), first_params("nature_lstm"), observation)
 
 
@@ -884,7 +884,7 @@ def test_a_network_whose_memory_is_empty_is_refused():
     """As one with a switch for its memory may have it."""
     network = type("Switched", (NatureLSTM,), {"initial_carry": lambda self, num_envs: ()})
     expected = r"network = 'Switched': expected an initial_carry of one array or more.*it returns \(\)"
-    with pytest.raises(ConfigError, match=expected):
+    with pytest.raises(InterfaceError, match=expected):
         init_params(network(ACTIONS), jax.random.key(0))
 
 
@@ -1091,7 +1091,7 @@ def test_pictures_are_changed_in_any_layout(layout):
 )
 def test_pictures_stay_bytes_of_the_same_shape(function, got):
     """A network would not divide floats by 255, and they would be 255 times too large."""
-    with pytest.raises(ConfigError, match=rf"map_images = '{got}': expected uint8\[2, 84, 84, 4\]") as error:
+    with pytest.raises(InterfaceError, match=rf"map_images = '{got}': expected uint8\[2, 84, 84, 4\]") as error:
         map_images(function, jnp.asarray(random_stacks(2)))
     assert "astype(jnp.uint8)" in str(error.value)
 

@@ -15,7 +15,7 @@ from jaxrl_atari.categorical import log_prob_of, sample_action
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.data_parallel import AXIS, DataParallel
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import ConfigError, InterfaceError
 from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks
 from jaxrl_atari.minibatches import draw_minibatches, minibatch_indices, observe
 from jaxrl_atari.network_forms import make_network
@@ -204,7 +204,7 @@ def test_loss_and_its_gradients_in_float64(clip_value):
 )
 def test_outputs_of_another_shape_are_refused(shapes, message):
     """A value [N, 1] minus a target [N] would be [N, N], and train without a word."""
-    with pytest.raises(ConfigError, match=re.escape(f"shape of {message}")):
+    with pytest.raises(InterfaceError, match=re.escape(f"shape of {message}")):
         shipped_loss([jnp.zeros(shape) for shape in shapes], outputs_as_params, None, minibatch(3, size=8))
 
 
@@ -278,7 +278,7 @@ def test_a_mean_of_another_shape_is_refused(use, shape):
     message = (
         f"shape of x in mean(x) = {list(shape)}: expected [8], one number per sample; sum the other axes of x"
     )
-    with pytest.raises(ConfigError, match=re.escape(message)):
+    with pytest.raises(InterfaceError, match=re.escape(message)):
         use(Mean.over(jnp.ones(8)), jnp.zeros(shape))
 
 
