@@ -2,28 +2,26 @@
 
 The algorithms themselves are in `ppo.py` and `algorithms/`; `update.py` runs them. `register_algorithm` gives an
 algorithm a name, which a config may choose. The word `config` stands for a `Config` or a part of one, as a run was
-given it. The word `options` stands for its part `ppo` after `resolved_options`: a value that the config leaves
-to the game or to the algorithm is set.
+given it. The word `options` stands for its part `ppo` in force (`algorithm_options.py`): a value that the config
+leaves to the game or to the algorithm is set.
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment.
 """
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax.core import FrozenDict
 
-from jaxrl_atari.config import Config, PPOConfig, check_coefficients
+from jaxrl_atari.config import PPOConfig, check_coefficients
 from jaxrl_atari.errors import require, require_interface
 from jaxrl_atari.network_interface import Apply, Observation
 from jaxrl_atari.registry import ALGORITHMS
-from jaxrl_atari.traced_options import STATIC_OPTIONS, TRACED_OPTIONS
 
 # --- Data --------------------------------------------------------------------------------------------------------
 
@@ -201,10 +199,10 @@ class Algorithm(NamedTuple):
 
         apply      The network: `network_interface.Apply`. It returns `Outputs`.
         key        A random key, the same on all devices.
-        options    `PPOConfig` as `resolved_options` returns it. Options marked `TRACED` in `config.py`, such as
-                   `gamma` and `coefficients`, are traced numbers. They are data of the compiled update, so
-                   another value compiles nothing. `learning_rate` and `clip_epsilon` have their values of this
-                   update. All other options are plain Python values.
+        options    `PPOConfig` as `algorithm_options.resolved_options` returns it. Options marked `TRACED` in
+                   `config.py`, such as `gamma` and `coefficients`, are traced numbers. They are data of the
+                   compiled update, so another value compiles nothing. `learning_rate` and `clip_epsilon` have
+                   their values of this update. All other options are plain Python values.
 
     The arguments are fixed. Numbers of your own come in `options.coefficients`. Arrays that last from one update
     to the next are kept in `state.extra`, which `loss` gets as `batch.extra`. New inputs, if the package adds any,
@@ -293,30 +291,3 @@ def find_algorithm(name: str) -> Algorithm:
         ConfigError: there is none.
     """
     return ALGORITHMS.get(name)
-
-
-# --- Options -----------------------------------------------------------------------------------------------------
-
-# From here on, `PPOConfig` is a pytree: `jit` takes it as an argument, and its leaves are the traced options.
-jax.tree_util.register_dataclass(PPOConfig, TRACED_OPTIONS, STATIC_OPTIONS)
-
-
-def resolved_options(config: Config) -> PPOConfig:
-    """The options `ppo.*` in force, as an algorithm gets them: lambda and each coefficient are numbers.
-
-    Raises:
-        ConfigError: no algorithm has the name, or it has no coefficient of a name in `ppo.coefficients`.
-    """
-    defaults = find_algorithm(config.algorithm).coefficients
-    chosen = config.ppo.coefficients
-    for name, value in chosen.items():
-        expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
-        hint = "--ppo.coefficients '{}' chooses none"
-        require(name in defaults, f"ppo.coefficients.{name}", value, expected, hint)
-    coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
-    return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
-
-
-def as_numbers(options: PPOConfig) -> PPOConfig:
-    """The same options, in which the traced ones are NumPy float32 scalars. None stays None."""
-    return jax.tree.map(np.float32, options)

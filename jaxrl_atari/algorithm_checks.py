@@ -1,6 +1,6 @@
-"""Checks of what an update is given, and of what the functions of its algorithm return, while JAX traces it.
+"""Checks of what the functions of an algorithm return, while JAX traces an update.
 
-A mistake in either is a one-line error. An exception within one of the functions, or within an optimiser, keeps
+A mistake is a one-line error. An exception within one of the functions, or within an optimiser, keeps
 its traceback.
 """
 
@@ -12,22 +12,12 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
-from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, TrainState
-from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import InterfaceError, require, require_interface
+from jaxrl_atari.algorithm import Metrics, Rollout, TrainState
+from jaxrl_atari.errors import InterfaceError, require_interface
 from jaxrl_atari.network_functions import shape_and_type
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
 """Names of the metrics of `update` itself. No algorithm may return a metric with one of them."""
-
-
-def check_options(options: PPOConfig, algorithm: Algorithm) -> None:
-    """Raises `ConfigError` unless the options are the ones in force for this algorithm (`resolved_options`)."""
-    hint = "give an update resolved_options(config) in place of config.ppo"
-    require(options.gae_lambda is not None, "ppo.gae_lambda", None, "a number in an update", hint)
-    given, declared = sorted(options.coefficients), sorted(algorithm.coefficients)
-    expected = f"the coefficients of the algorithm, {declared}"
-    require(given == declared, "ppo.coefficients", given, expected, hint)
 
 
 def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:

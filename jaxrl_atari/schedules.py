@@ -6,7 +6,7 @@ option that it changes must be marked `TRACED` there; otherwise each of its valu
 
 from dataclasses import replace
 
-from jaxrl_atari.algorithm import as_numbers, resolved_options
+from jaxrl_atari.algorithm_options import as_numbers, resolved_options
 from jaxrl_atari.config import Config, PPOConfig
 
 

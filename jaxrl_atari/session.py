@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import find_algorithm, resolved_options
+from jaxrl_atari.algorithm import find_algorithm
+from jaxrl_atari.algorithm_options import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place

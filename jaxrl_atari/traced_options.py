@@ -1,6 +1,6 @@
 """The options of an update that a compiled program takes as data, and the ones that it is compiled for.
 
-`algorithm.py` tells JAX about them. This module itself imports no JAX.
+`algorithm_options.py` tells JAX about them. This module itself imports no JAX.
 """
 
 from typing import get_type_hints

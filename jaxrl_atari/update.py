@@ -18,10 +18,10 @@ from jaxrl_atari.algorithm_checks import (
     check_names,
     check_optimizer,
     check_optimizer_state,
-    check_options,
     check_prepared,
     strongly_typed,
 )
+from jaxrl_atari.algorithm_options import check_options
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.minibatches import draw_minibatches, observe
@@ -74,8 +74,8 @@ def update(
         With `options.target_kl`, so is `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: the options are not the ones in force (`algorithm.resolved_options`); `draw_minibatches`
-            refuses them; or `options.target_kl` is set, and the loss returns no `approx_kl`.
+        ConfigError: the options are not the ones in force (`algorithm_options.resolved_options`);
+            `draw_minibatches` refuses them; or `options.target_kl` is set, and the loss returns no `approx_kl`.
         InterfaceError: a function of the algorithm returned what `algorithm_checks.py` refuses.
     """
     check_options(options, algorithm)

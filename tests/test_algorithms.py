@@ -17,7 +17,8 @@ from fake_pools import Corridor, FakePool, group_of
 from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari import network_functions, register_algorithm, register_network
-from jaxrl_atari.algorithm import Mean, Shard, as_numbers, find_algorithm, resolved_options
+from jaxrl_atari.algorithm import Mean, Shard, find_algorithm
+from jaxrl_atari.algorithm_options import as_numbers, resolved_options
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
@@ -851,9 +852,9 @@ def test_an_observation_of_a_feed_forward_network_needs_no_carry():
 
 
 def test_options_can_be_arguments_of_a_compiled_function_wherever_they_come_from():
-    """In a process that has imported nothing but `algorithm`."""
+    """In a process that has imported nothing else."""
     code = (
-        "import jax; from jaxrl_atari.algorithm import resolved_options; from jaxrl_atari.config import Config\n"
+        "import jax; from jaxrl_atari.config import Config; from jaxrl_atari.algorithm_options import *\n"
         "print(jax.jit(lambda options: options.gamma)(resolved_options(Config())))"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
