@@ -328,6 +328,11 @@ class DevicesConfig:
     at each update the train state and the rollout. Forbid implicit transfers during training (except of frames
     and actions)."""
 
+    @property
+    def may_use_gpus(self) -> bool:
+        """False with `gpu = false`: nothing runs on a GPU, and nothing asks the machine for its GPUs."""
+        return self.gpu is not False
+
 
 @dataclass(frozen=True)
 class TrialConfig:

@@ -33,7 +33,7 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
         expected=f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
         hint=f"{config.network.name} is recurrent and learns from whole environments",
     )
-    if config.devices.deterministic and config.devices.gpu is not False:
+    if config.devices.deterministic and config.devices.may_use_gpus:
         require(
             not _has_max_pooling(module),
             "devices.deterministic",

@@ -21,7 +21,7 @@ from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.devices import learner_devices
 from jaxrl_atari.errors import ConfigError, UserError, reason
-from jaxrl_atari.hardware.choice import DeviceChoice, choose_among, choose_devices
+from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices
 from jaxrl_atari.hardware.gpu_interface import VisibleGpus
 from jaxrl_atari.hardware.gpus import forbid_gpu, gpu_provider, visible_gpus
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
@@ -43,6 +43,19 @@ class DeviceProblems(UserError):
     """The NVIDIA driver or a device fails, or other processes hold the memory of a GPU."""
 
     exit_status = 1
+
+
+class FoundGpus(NamedTuple):
+    """The visible GPUs, for the report."""
+
+    visible: VisibleGpus  # without a GPU if there is an `error`
+    error: ConfigError | None = None  # what is wrong with CUDA's variables
+
+    def for_session(self) -> VisibleGpus:
+        """What a session finds that looks for GPUs. Raises the error, as `visible_gpus` does."""
+        if self.error is not None:
+            raise self.error
+        return self.visible
 
 
 class TriedGpus(NamedTuple):
@@ -77,30 +90,28 @@ def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
         chosen = choose_devices(config.devices)
     except UserError as caught:  # the report may tell why
         error = caught
-    visible = _find_gpus()
+    found = _find_gpus()
+    visible = found.visible
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
     tried = _start(visible, config.devices.memory_fraction)
     broken = _try_devices([*tried.started.by_index.values(), jax.devices("cpu")[0]])
 
-    failures = [*visible.failing, *tried.problems, *broken]
-    remarks = []  # problems that are no failure
-    if visible.fault == "plugin":
-        remarks.append(visible.why_none)
-    elif visible.fault is not None:
-        failures.append(visible.why_none)
-    elif not visible.gpus:
+    failures = [*visible.failures, *tried.problems, *broken]
+    problems = failures
+    if visible.lacks_plugin:
+        problems = [*failures, visible.why_none]  # GPUs stay unused, which is no failure
+    elif not visible.gpus and visible.why_none not in failures:
         say(f"no GPU: {visible.why_none}")
 
     for option in ("auto", True, False, *range(len(visible.in_one_process))):
-        say(f"devices.gpu = {str(option).lower():5} -> {_session_device(option, visible, tried)}")
+        say(f"devices.gpu = {str(option).lower():5} -> {_session_device(option, found, tried)}")
     if with_memory and chosen is not None and not broken:
         try:
             say(_memory_text(config, chosen, tried.started))
         except UserError as caught:
             error = caught
 
-    problems = [*failures, *remarks]
     for problem in problems:
         say(f"problem: {problem}")
     if not problems and error is None:
@@ -110,12 +121,12 @@ def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     return error
 
 
-def _find_gpus() -> VisibleGpus:
-    """The visible GPUs; none where CUDA's variables are wrong."""
+def _find_gpus() -> FoundGpus:
+    """The visible GPUs, or what is wrong with CUDA's variables."""
     try:
-        return visible_gpus()
+        return FoundGpus(visible_gpus())
     except ConfigError as error:
-        return VisibleGpus((), str(error), "variables")
+        return FoundGpus(VisibleGpus((), str(error), failures=(str(error),)), error)
 
 
 def _start(visible: VisibleGpus, memory_fraction: float | None) -> TriedGpus:
@@ -168,17 +179,13 @@ def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
     return problems
 
 
-def _session_device(option: GpuOption, visible: VisibleGpus, tried: TriedGpus) -> str:
-    """The device on which a session with this `devices.gpu` would learn, `unknown`, or the error.
-
-    Args:
-        visible: the GPUs that a session finds.
-    """
+def _session_device(option: GpuOption, found: FoundGpus, tried: TriedGpus) -> str:
+    """The device on which a session with this `devices.gpu` would learn, `unknown`, or the error."""
     options = DevicesConfig(gpu=option)
     try:
-        chosen = choose_among(options, visible)
+        chosen = choose_devices(options, found.for_session)
     except UserError:
-        return f"an error: {visible.why_none}"
+        return f"an error: {found.visible.why_none}"
     if any(index in tried.doubtful for index in chosen.used):
         return "unknown"
     started = tried.of_session(chosen.used)

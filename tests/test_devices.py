@@ -50,34 +50,35 @@ def _clean(monkeypatch):
 def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
     if names is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", names)
-    found, why_none, fault, *_ = visible_gpus()
-    assert [gpu.uuid for gpu in found] == expected
-    assert {(gpu.model, gpu.memory) for gpu in found} <= {("H100", 24 * GIB)}
-    assert (why_none, fault) == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none", None)
+    found = visible_gpus()
+    assert [gpu.uuid for gpu in found.gpus] == expected
+    assert {(gpu.model, gpu.memory) for gpu in found.gpus} <= {("H100", 24 * GIB)}
+    assert found.why_none == ("" if expected else f"CUDA_VISIBLE_DEVICES={names!r} leaves none")
+    assert not found.failures
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"  # CUDA counts as NVML does
 
 
 @pytest.mark.parametrize(
-    ("variables", "why_none", "fault"),
+    ("variables", "why_none", "fails"),
     [
-        ({"FAKE_NVML_ERROR": "12"}, "there is no NVIDIA driver", None),
-        ({"FAKE_NVML_ERROR": "9"}, "there is no NVIDIA driver", None),
-        ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18", "driver"),
-        ({"FAKE_GPUS": "0"}, "this machine has no GPU", None),
-        ({"FAKE_FAILING": "0:15,1:4,2:15,3:15"}, "NVML failed: GPU 0: 15", "driver"),
+        ({"FAKE_NVML_ERROR": "12"}, "there is no NVIDIA driver", False),
+        ({"FAKE_NVML_ERROR": "9"}, "there is no NVIDIA driver", False),
+        ({"FAKE_NVML_ERROR": "18"}, "NVML failed: 18", True),
+        ({"FAKE_GPUS": "0"}, "this machine has no GPU", False),
+        ({"FAKE_FAILING": "0:15,1:4,2:15,3:15"}, "NVML failed: GPU 0: 15", True),
     ],
 )
-def test_the_reason_for_no_gpu(variables, why_none, fault, machine, monkeypatch):
+def test_the_reason_for_no_gpu(variables, why_none, fails, machine, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert visible_gpus() == VisibleGpus((), why_none, fault)
+    assert visible_gpus() == VisibleGpus((), why_none, failures=(why_none,) if fails else ())
 
 
 def test_a_gpu_that_fails_does_not_hide_the_others(machine, monkeypatch):
     monkeypatch.setenv("FAKE_FAILING", "0:15,2:4")  # lost; not permitted, as in a container
     found = visible_gpus()
     assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-3"]
-    assert found == VisibleGpus(found.gpus, failing=("GPU 0: 15",))
+    assert found == VisibleGpus(found.gpus, failures=("GPU 0: 15",))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,MIG-gone,0")  # an unknown name ends the list
     assert [gpu.uuid for gpu in visible_gpus().gpus] == ["GPU-3"]
 
@@ -105,7 +106,7 @@ def test_a_session_uses_one_slice_of_several_and_sessions_take_them_in_turn(mach
 def test_without_jaxs_plugin_the_install_command_is_named(machine, monkeypatch):
     monkeypatch.setattr(nvidia.importlib.metadata, "entry_points", lambda group: [])
     install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
-    assert visible_gpus() == VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", "plugin")
+    assert visible_gpus() == VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", lacks_plugin=True)
 
 
 @pytest.mark.parametrize("names", ["0,0", "1,GPU-1", "2,0,2"])
@@ -347,7 +348,6 @@ def started_on(*indices):
         (TWO, started_on(1), "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", 1),
         (TWO._replace(kept=(1,)), started_on(1), 1, 1, "one of [1], on which JAX has started", 1),
         (NONE, StartedGpus(), "cpu", "none; no driver", "none; no driver", "none; no driver"),
-        (VisibleGpus((), "wrong variable", "variables"), StartedGpus(), *["wrong variable"] * 4),
     ],
 )
 def test_where_a_session_learns(visible, started, auto, true, zero, one):
@@ -357,7 +357,7 @@ def test_where_a_session_learns(visible, started, auto, true, zero, one):
 
 def learner_or_error(options, visible, started):
     try:
-        (device,) = settle_devices(options, choose_among(options, visible), started).learner or ("cpu",)
+        (device,) = settle_devices(options, choose_devices(options, lambda: visible), started).learner or ("cpu",)
     except UserError as error:
         return str(error)
     return str(device)

@@ -7,14 +7,14 @@ back end.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
 from jaxrl_atari.checks import Limits, whole_number_variable
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.gpu_interface import Gpu, VisibleGpus
-from jaxrl_atari.hardware.gpus import usable_gpus, visible_gpus
+from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.option_forms import GpuOption, gpu_index
 
@@ -88,7 +88,7 @@ class DeviceChoice(NamedTuple):
     """The devices that a config asks for. Indices count the visible GPUs of this process."""
 
     gpus: tuple[Gpu, ...]  # the visible GPUs; empty with `devices.gpu = false`, where NVML is not asked
-    why_none: str  # why `gpus` is empty
+    why_none: str  # why `gpus` is empty, which keeps JAX off the GPUs in this process from then on
     learner: tuple[int, ...]  # empty if the CPU learns
     actor: ChosenDevice
     evaluator: ChosenDevice
@@ -101,54 +101,73 @@ class DeviceChoice(NamedTuple):
         return tuple(sorted({index for index in chosen if isinstance(index, int)}))
 
 
-def choose_devices(options: DevicesConfig, *, in_this_process: bool = False) -> DeviceChoice:
+def choose_devices(options: DevicesConfig, find: Callable[[], VisibleGpus] = visible_gpus) -> DeviceChoice:
     """The devices that a config asks for.
 
     Args:
-        in_this_process: if JAX has started on GPUs here, choose among these alone. Otherwise, choose for a process
-            that has not started JAX.
+        find: returns the GPUs that there are to choose among; it is not called with `devices.gpu = false`. The
+            default is for a process that has not started JAX; `usable_gpus` is for this process.
 
     Raises:
-        ConfigError: this machine or this process does not have these GPUs.
+        ConfigError: this machine or this process does not have these devices; or an error of `find`.
     """
-    if options.gpu is False:  # NVML is not asked
-        return choose_among(options, VisibleGpus(()))
-    return choose_among(options, usable_gpus() if in_this_process else visible_gpus())
+    return choose_among(options, find()) if options.may_use_gpus else _choose_cpu(options)
+
+
+def _choose_cpu(options: DevicesConfig) -> DeviceChoice:
+    """The devices of a session with `devices.gpu = false`: the CPU learns, acts and evaluates."""
+    why = "devices.gpu = false"
+    no_gpu = VisibleGpus((), why)
+    hint = "a CPU that learns also acts and evaluates; choose the GPU that learns with devices.gpu"
+    actor = choose_device(options.actor, no_gpu, "devices.actor", hint)
+    evaluator = choose_device(options.evaluator, no_gpu, "devices.evaluator", hint)
+    _check_number_of_cpus(options, why)
+    # Later sessions of this process may ask for a GPU, and read this reason.
+    why_none = f"JAX has been limited to the CPU in this process ({why})"
+    return DeviceChoice((), why_none, (), actor, evaluator, why)
 
 
 def choose_among(options: DevicesConfig, visible: VisibleGpus) -> DeviceChoice:
-    """The devices that a config asks for, where these GPUs are visible; see `choose_devices`."""
-    why_learner = f"devices.gpu = {str(options.gpu).lower()}"
-    if options.gpu is False:
-        visible = VisibleGpus((), why_learner)
-    if visible.fault == "variables":
-        raise UserError(visible.why_none)
-    all_indices = range(len(visible.in_one_process))
+    """The devices that a config other than with `devices.gpu = false` asks for, where these GPUs are visible."""
     first = choose_device(options.gpu, visible, "devices.gpu")
-    hint = TO_USE_THE_CPU
-    if options.gpu is False:
-        hint = "a CPU that learns also acts and evaluates; choose the GPU that learns with devices.gpu"
-    actor = choose_device(options.actor, visible, "devices.actor", hint)
-    evaluator = choose_device(options.evaluator, visible, "devices.evaluator", hint)
-    if options.distributed:  # `data_parallel` counts the devices of all processes
-        hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
-        require(
-            gpu_index(options.gpu) is None, "devices.gpu", options.gpu, "no index with devices.distributed", hint
-        )
-        learner = tuple(all_indices)
-    elif isinstance(first, int):
-        learner = first_devices(options, all_indices[first:], f"visible GPUs from GPU {first} on")
-        expected = f"GPUs on which JAX has started, out of {list(visible.usable)}"
-        have_started = set(learner) <= set(visible.usable)
-        require(have_started, "devices.data_parallel", options.data_parallel, expected, "use a fresh process")
+    actor = choose_device(options.actor, visible, "devices.actor")
+    evaluator = choose_device(options.evaluator, visible, "devices.evaluator")
+    why_learner = f"devices.gpu = {str(options.gpu).lower()}"
+    learner = ()
+    if isinstance(first, int):
+        learner = _learner_gpus(options, visible, first)
     else:
-        # Checks the number. These devices are known only when JAX has started.
-        why = visible.why_none if options.gpu is False else f"there is no GPU: {visible.why_none}"
-        first_devices(options, range(_num_cpu_devices()), "JAX's CPU devices", why)
-        learner = ()
-    if options.gpu == "auto" and not learner:
         why_learner += f", and there is no GPU: {visible.why_none}"
+        _check_number_of_cpus(options, f"there is no GPU: {visible.why_none}")
     return DeviceChoice(visible.gpus, visible.why_none, learner, actor, evaluator, why_learner)
+
+
+def _learner_gpus(options: DevicesConfig, visible: VisibleGpus, first: int) -> tuple[int, ...]:
+    """The indices of the GPUs that learn in this process, where `devices.gpu` means the GPU `first`."""
+    all_indices = range(len(visible.in_one_process))
+    if options.distributed:  # `data_parallel` counts the devices of all processes
+        has_no_index = gpu_index(options.gpu) is None
+        hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
+        require(has_no_index, "devices.gpu", options.gpu, "no index with devices.distributed", hint)
+        return tuple(all_indices)
+    learner = first_devices(options, all_indices[first:], f"visible GPUs from GPU {first} on")
+    have_started = set(learner) <= set(visible.usable)
+    expected = f"GPUs on which JAX has started, out of {list(visible.usable)}"
+    require(have_started, "devices.data_parallel", options.data_parallel, expected, "use a fresh process")
+    return learner
+
+
+def _check_number_of_cpus(options: DevicesConfig, why: str) -> None:
+    """Checks that JAX has enough CPU devices for a learner on the CPU. They are known only when JAX has started.
+
+    Args:
+        why: why the CPU learns, for the error.
+
+    Raises:
+        ConfigError: it has too few.
+    """
+    if not options.distributed:  # `data_parallel` counts the devices of all processes
+        first_devices(options, range(_num_cpu_devices()), "JAX's CPU devices", why)
 
 
 def _num_cpu_devices() -> int:

@@ -5,7 +5,7 @@
 
 import os
 from collections.abc import Callable, Collection, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 
@@ -34,10 +34,9 @@ class VisibleGpus(NamedTuple):
 
     gpus: tuple[Gpu, ...]
     why_none: str = ""  # why `gpus` is empty
-    fault: Literal["driver", "plugin", "variables"] | None = None
-    """What keeps GPUs from being used: a failing driver, JAX's CUDA plugin, which is not installed, or wrong
-    variables of CUDA, which `visible_gpus` reports as an error and the command `devices` as a problem."""
-    failing: tuple[str, ...] = ()  # errors of GPUs that NVML lists and cannot read; they have no index
+    failures: tuple[str, ...] = ()
+    """Errors of the driver, and of GPUs that it lists and cannot read. These GPUs have no index."""
+    lacks_plugin: bool = False  # whether `gpus` is empty because JAX has no plugin for those that are there
     one_per_process: bool = False
     """Whether a process can use the first one only. Several processes that see one each can use them all."""
     kept: tuple[int, ...] = ()

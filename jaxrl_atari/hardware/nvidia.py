@@ -50,13 +50,14 @@ class NvidiaGpus:
         except nvml.NVMLError as error:
             if error.value in (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED):
                 return VisibleGpus((), "there is no NVIDIA driver")
-            return VisibleGpus((), f"NVML failed: {error}", "driver")
+            return _driver_fails(error)
         if errors and not gpus:
-            return VisibleGpus((), f"NVML failed: {errors[0]}", "driver")
-        found = obey_mig(obey_cuda_visible_devices(gpus, _slice_of_uuid)._replace(failing=tuple(errors)))
+            return _driver_fails(errors[0])
+        found = obey_mig(obey_cuda_visible_devices(gpus, _slice_of_uuid))._replace(failures=tuple(errors))
         if found.gpus and not any("cuda" in name for name in _jax_plugins()):
             install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
-            return VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", "plugin", found.failing)
+            why = f"JAX's CUDA plugin is not installed; {install}"
+            return VisibleGpus((), why, found.failures, lacks_plugin=True)
         return found
 
     def forbid(self, why: str) -> None:
@@ -154,6 +155,12 @@ def _number_gpus_as_nvml() -> None:
     hint = "unset it, and choose GPUs by the indices or UUIDs of nvidia-smi"
     require(order == "PCI_BUS_ID", "CUDA_DEVICE_ORDER", order, "PCI_BUS_ID", hint)
     environment_variables.set_for_process("CUDA_DEVICE_ORDER", order)
+
+
+def _driver_fails(error: nvml.NVMLError | str) -> VisibleGpus:
+    """The GPUs of a machine whose driver fails: none."""
+    why = f"NVML failed: {error}"
+    return VisibleGpus((), why, failures=(why,))
 
 
 def _readable_gpus() -> tuple[list[Gpu], list[str]]:

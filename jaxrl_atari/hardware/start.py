@@ -14,7 +14,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_among, choose_devices
 from jaxrl_atari.hardware.gpu_interface import Gpu, VisibleGpus
-from jaxrl_atari.hardware.gpus import forbid_gpu, gpu_provider, gpus_by_index
+from jaxrl_atari.hardware.gpus import forbid_gpu, gpu_provider, gpus_by_index, usable_gpus
 from jaxrl_atari.hardware.jax_settings import (
     check_deterministic_kernels,
     has_started_on_gpu,
@@ -34,7 +34,7 @@ def limit_jax(options: DevicesConfig) -> DeviceChoice:
         ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings. Nothing has
             been changed then.
     """
-    chosen = choose_devices(options, in_this_process=True)
+    chosen = choose_devices(options, usable_gpus)
     check_memory_fraction(options)
     if options.deterministic:
         check_deterministic_kernels()
@@ -46,8 +46,6 @@ def limit_jax(options: DevicesConfig) -> DeviceChoice:
         use_deterministic_kernels()
     if chosen.gpus:
         gpu_provider().limit(chosen.used)
-    elif options.gpu is False:  # a later session of this process may ask for a GPU
-        forbid_gpu(f"JAX has been limited to the CPU in this process ({chosen.why_none})")
     else:
         forbid_gpu(chosen.why_none)
     return chosen

@@ -199,7 +199,6 @@ def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:
 
     With `devices.gpu = false` nothing asks the machine for its GPUs, and they are None.
     """
-    asks_for_gpus = devices.gpu is not False
     cpu = read_cpu()
     return {
         "python": platform.python_version(),
@@ -211,8 +210,8 @@ def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:
             "instruction_sets": list(cpu.instruction_sets),
             "cores": cpu.cores,
             "memory_gib": psutil.virtual_memory().total / 2**30,
-            "gpus": [gpu.model for gpu in gpus.visible_gpus().gpus] if asks_for_gpus else None,
-            "driver": gpus.gpu_provider().driver_version() if asks_for_gpus else None,
+            "gpus": [gpu.model for gpu in gpus.visible_gpus().gpus] if devices.may_use_gpus else None,
+            "driver": gpus.gpu_provider().driver_version() if devices.may_use_gpus else None,
         },
     }
 

@@ -94,7 +94,7 @@ def allot(
         UserError: a task needs more than any machine has.
     """
     owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
-    gpu = resources.gpu if devices.gpu and any(gpus for gpus, _ in owned) else 0.0
+    gpu = resources.gpu if devices.may_use_gpus and any(gpus for gpus, _ in owned) else 0.0
     cpu = max(resources.cpu, 1)
     require(
         devices.gpu is not True or gpu > 0,
