@@ -23,7 +23,7 @@ class Registry:
     Args:
         field: the dotted name of the option, such as `network.name`.
         shipped: name -> `module:attribute` of what the package ships. It is imported when it is first asked for:
-            its module imports this one; and `imports.py`, which lists the names, imports no JAX.
+            its module imports this one; and `cli/config_files.py`, which lists the names, imports no JAX.
     """
 
     def __init__(self, field: str, shipped: Mapping[str, str]):

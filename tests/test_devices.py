@@ -213,7 +213,7 @@ PICK = """
 import sys
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.imports.named import import_inherited
 from jaxrl_atari.option_forms import parse_choice
 import_inherited()
 place(DevicesConfig(data_parallel="all"))  # starts JAX on all GPUs

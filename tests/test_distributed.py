@@ -257,7 +257,7 @@ TOGETHER = """
 from sys import argv
 from jaxrl_atari.devices import *
 from jaxrl_atari.hardware.distributed import *
-from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.imports.named import import_inherited
 import_inherited()
 devices = DevicesConfig(
     data_parallel="all", distributed=True, coordinator=argv[1], num_processes=2, process_index=int(argv[2])

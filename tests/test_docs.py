@@ -24,7 +24,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import make_sides
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS_VARIABLE
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])

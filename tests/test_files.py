@@ -17,7 +17,8 @@ import pytest
 import jaxrl_atari
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports.named import import_named
 from jaxrl_atari.runs import run_dir
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import create_file, only_writer, unused, write_file

@@ -279,7 +279,7 @@ import sys
 from pathlib import Path
 import jax
 from jaxrl_atari.config import *
-from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.imports.named import import_inherited
 from jaxrl_atari.session import run_session
 
 import_inherited()

@@ -13,7 +13,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub.__main__ import main as hub_command
 from jaxrl_atari.hub.files import repository_files
-from jaxrl_atari.imports import IMPORTS_VARIABLE
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps

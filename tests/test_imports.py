@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 from sample_runs import table, write_run
 
-from jaxrl_atari import imports
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited, import_named, pass_to_children
+from jaxrl_atari.imports import named
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports.named import import_inherited, import_named, pass_on_config_file
 from jaxrl_atari.verify.__main__ import main as verify
 
 MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 0) + beside_it.ONE\n"
@@ -61,7 +62,7 @@ def test_a_file_leaves_no_cache_beside_it_and_trusts_none(user_file, monkeypatch
     assert count() == 7
     shutil.rmtree(planted.parent)
     sys.modules.pop(user_file.stem)
-    imports._imported.discard(str(user_file))
+    named._imported.discard(str(user_file))
     import_named([str(user_file)])
     assert not planted.parent.exists()
 
@@ -75,7 +76,7 @@ def test_a_module_is_imported_by_its_name(user_file, monkeypatch):
 def test_both_are_imported_in_processes(user_file):
     import_named([str(user_file), "colorsys"])
     code = (
-        "import builtins, sys; from jaxrl_atari.imports import import_inherited; import_inherited();"
+        "import builtins, sys; from jaxrl_atari.imports.named import import_inherited; import_inherited();"
         "print(builtins.named, 'colorsys' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -83,10 +84,10 @@ def test_both_are_imported_in_processes(user_file):
 
 
 def test_what_this_process_has_run_is_for_others_alone(user_file, monkeypatch):
-    pass_to_children(str(user_file), already_imported=True)
+    pass_on_config_file(user_file)
     import_inherited()
     assert count() == 0
-    monkeypatch.setattr(imports, "_imported", set())  # another process
+    monkeypatch.setattr(named, "_imported", set())  # another process
     import_inherited()
     assert count() == 1
 

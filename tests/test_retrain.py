@@ -13,7 +13,7 @@ from small_training import TINY, abstract_arrays, change, edit_meta, stop_before
 
 from jaxrl_atari import provenance
 from jaxrl_atari.errors import UserError, VerificationFailed
-from jaxrl_atari.imports import IMPORTS_VARIABLE
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 from jaxrl_atari.runs import description
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import read_digests

@@ -31,7 +31,8 @@ from jaxrl_atari.config_dicts import set_fields
 from jaxrl_atari.envs import THREADS_VARIABLE, process_threads
 from jaxrl_atari.errors import SessionsFailed, Stopped
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
-from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports.named import import_named
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.trials import processes, trial

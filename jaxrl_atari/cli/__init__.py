@@ -19,14 +19,14 @@ from typing import NoReturn
 
 from jaxrl_atari.cli.signals import INTERRUPTED, SIGNALS, interrupt, keep_interrupts, received
 from jaxrl_atari.errors import correctable
-from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.imports.named import import_inherited
 from jaxrl_atari.output import say, write
 
 
 def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits with status 0, or with 1 or 2 after an error that the user can correct.
 
-    - User code that the process which started this one passes on is imported first (`imports.py`).
+    - User code that the process which started this one passes on is imported first (`imports/`).
     - An exception that `correctable` recognises is printed in one line. Any other keeps its traceback: a bug.
     - The `SIGNALS`, such as Ctrl-C, SIGTERM and that of a closed terminal, raise `KeyboardInterrupt` in `main`,
       also where Python swallows it at first. Its message is printed, and the status is 130. A second signal ends

@@ -2,13 +2,16 @@
 
 import contextlib
 import runpy
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, did_you_mean
-from jaxrl_atari.imports import errors_name_line, modules_beside_first, pass_to_children, registered_names
+from jaxrl_atari.imports.named import pass_on_config_file
+from jaxrl_atari.imports.user_code import errors_name_line, modules_beside_first
+from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 
 PACKAGE = Path(__file__).parents[1]
 """The folder of this package."""
@@ -62,12 +65,21 @@ def run_config_file(path: Path) -> ConfigFile:
         names = config_names()
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
         raise UserError(f"--config {path}: no such file; {did_you_mean(path.stem, names)}{expected}")
-    before = registered_names()
+    before = _registered_names()
     with _running(found):
         scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")
-    if registered_names() != before:  # the processes of the sessions need the same registrations
-        pass_to_children(str(found.absolute()), already_imported=True)
+    if _registered_names() != before:  # the processes of the sessions need the same registrations
+        pass_on_config_file(found.absolute())
     return ConfigFile(path, found, scope)
+
+
+def _registered_names() -> set[str]:
+    """The names of all registered environments, networks and algorithms. User code can add to them."""
+    gymnasium = sys.modules.get("gymnasium")
+    names = set(gymnasium.registry) if gymnasium else set()
+    for registry in (NETWORKS, ALGORITHMS):
+        names |= {f"{registry.field} = {name}" for name in registry.names()}
+    return names
 
 
 def load_config(path: Path | None) -> Config:

@@ -16,7 +16,7 @@ from jaxrl_atari.cli.tyro_errors import one_line_errors
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.imports import WithImports, import_module_of, import_named
+from jaxrl_atari.imports.named import WithImports, import_module_of, import_named
 from jaxrl_atari.option_forms import FORMS, parse_path
 from jaxrl_atari.output import say_changes
 

@@ -8,7 +8,7 @@ frames. There are two kinds of environments:
 - Any other environment is played as it is registered: an env step is one of its steps, a game one of its episodes.
 
 An id imports nothing. When a pool is made, the environment must have been registered: by Gymnasium, by ale-py, or
-by modules that the user has named (`jaxrl_atari/imports.py`).
+by modules that the user has named (`jaxrl_atari/imports/`).
 """
 
 import contextlib
@@ -28,7 +28,8 @@ from jaxrl_atari.envs.games import game_of_id
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, GymnasiumSettings, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import ConfigError, UserError, reason, require
-from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports.named import import_inherited
 
 gymnasium.register_envs(ale_py)
 
@@ -216,7 +217,7 @@ def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasiu
     """Makes an environment in a process of an `AsyncVectorEnv`.
 
     Args:
-        imports: what the main process has imported (`imports.IMPORTS_VARIABLE`), which is imported first.
+        imports: what the main process has imported (`IMPORTS_VARIABLE`), which is imported first.
     """
     os.environ[IMPORTS_VARIABLE] = imports
     import_inherited()

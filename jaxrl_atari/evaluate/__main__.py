@@ -26,7 +26,7 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, find_session, load_session_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
-from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, GpuWord, RunDir
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.process_tuning import tune_process

@@ -24,7 +24,7 @@ from jaxrl_atari.errors import require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export.programs import export_policy
 from jaxrl_atari.hardware.gpus import forbid_gpu
-from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.report.summary import read_run

@@ -35,7 +35,7 @@ from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import UserError, os_reason, require_package
 from jaxrl_atari.hardware.gpus import forbid_gpu
 from jaxrl_atari.hub.files import packed_files, repository_files
-from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.option_forms import CheckpointChoice, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.files import require_new_folder, write_file

@@ -27,7 +27,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.jax_settings import environment_variables, jax_config, write_variable
-from jaxrl_atari.imports import import_inherited
+from jaxrl_atari.imports.named import import_inherited
 from jaxrl_atari.output import counted
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.trials.launch import (

@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError, TaskCancelledError
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import reason
-from jaxrl_atari.imports import Code, code_to_send
+from jaxrl_atari.imports.cluster import Code, code_to_send
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import describe_here
 from jaxrl_atari.runs.layout import OUTPUT_FILE, latest_env_steps, session_path

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from jaxrl_atari.errors import Stopped
-from jaxrl_atari.imports import Code, import_sent
+from jaxrl_atari.imports.cluster import Code, import_sent
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.layout import OUTPUT_FILE
 from jaxrl_atari.trials.launch import Failure, attempt

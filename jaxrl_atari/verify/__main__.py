@@ -20,7 +20,7 @@ from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, VerificationFailed, require
-from jaxrl_atari.imports import WithImports, import_named
+from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.option_forms import ENV_STEPS, SESSION_NUMBERS, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process

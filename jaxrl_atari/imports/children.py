@@ -1,0 +1,39 @@
+"""Imports of the processes that this one starts on this machine: an environment variable lists them."""
+
+import json
+import os
+from pathlib import Path
+
+IMPORTS_VARIABLE = "JAXRL_ATARI_IMPORT"
+"""Environment variable for the processes that this one starts: a JSON list of modules and absolute file paths."""
+
+
+def pass_to_children(name: str) -> None:
+    """Makes the processes that this one starts import a module or a file.
+
+    Args:
+        name: a module, or the absolute path of a file.
+    """
+    names = passed_on()
+    if name not in names:
+        os.environ[IMPORTS_VARIABLE] = json.dumps([*names, name])
+
+
+def passed_on() -> list[str]:
+    """The modules and absolute paths of files in `IMPORTS_VARIABLE`."""
+    return json.loads(os.environ.get(IMPORTS_VARIABLE, "[]"))
+
+
+def pass_on_nothing() -> None:
+    """Empties `IMPORTS_VARIABLE`."""
+    os.environ[IMPORTS_VARIABLE] = "[]"
+
+
+def imported_files() -> list[Path]:
+    """The files that the user has named for this process and those that it starts. A run keeps copies of them."""
+    return [Path(name) for name in passed_on() if Path(name).is_absolute()]
+
+
+def imported_modules() -> list[str]:
+    """The modules, other than files, that the user has named for this process and those that it starts."""
+    return [name for name in passed_on() if not Path(name).is_absolute()]
