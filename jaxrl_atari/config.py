@@ -9,7 +9,7 @@ configs/dialects/ has those of the paper (Schulman et al. 2017), CleanRL and sta
 import dataclasses
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -539,10 +539,6 @@ class Config:
     def is_spent(self, env_steps: float) -> bool:
         """True once `env_steps` is closer to the budget than the end of another rollout would be."""
         return self.total_env_steps - env_steps < self.rollout_size / 2
-
-    def is_complete(self, env_steps: Sequence[float]) -> bool:
-        """True once every session has spent its budget. `env_steps`: of each session that has started."""
-        return len(env_steps) >= self.sessions and all(map(self.is_spent, env_steps))
 
     def to_dict(self) -> dict[str, Any]:
         """This config as nested dicts of JSON values."""

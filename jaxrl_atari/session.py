@@ -197,18 +197,18 @@ class Session:
                 progress.evaluated_env_steps = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
-        """Writes a checkpoint if one is due, with the mean return as its score."""
+        """Writes a checkpoint if one is due. It is the best one if its `return_mean` is the highest."""
         if due(self.config.log.checkpoint_every_env_steps, self.progress.saved_env_steps, self.progress.env_steps):
             self.save(self.progress.statistics.mean_return())
 
-    def save(self, score: float | None) -> None:
+    def save(self, return_mean: float | None) -> None:
         """Writes a checkpoint, the actions that led to it, and its digests. Only the leader writes.
 
         It first waits for the newest update, which has to be sound.
 
         Args:
-            score: the checkpoint with the highest score is the best. None if a stop request or `retrain` caused
-                the checkpoint. Such a checkpoint counts as the best only while no other has a score.
+            return_mean: the best checkpoint is the one with the highest value. None if a stop request or `retrain`
+                caused the checkpoint: it counts as the best only while no other has a value.
         """
         progress = self.progress
         self.log.read_newest()
@@ -224,7 +224,7 @@ class Session:
             write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
         if self.evaluator is not None:
             self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
-        digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), score)
+        digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), return_mean)
         # Whether an evaluation is running now depends on the machine's speed, so its digest would differ between
         # equal runs.
         kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sample_runs import describe, table, write_run
+from sample_runs import describe, table, write_checkpoint, write_run
 
 from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
@@ -237,6 +237,22 @@ def long_session(score, end):
     return table(np.linspace(0, score, int(end / 500_000)), env_steps=np.arange(5e5, end + 1, 5e5)) | {
         "return_ma": np.linspace(0, score, int(end / 500_000))
     }
+
+
+def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
+    """All that is said of it belongs to one point in time, whatever becomes of its files."""
+    run_dir = write_run(tmp_path, [table([20.0, 30.0])])
+    write_checkpoint(run_dir / "session_0", 200)
+    file = run_dir / "session_0" / "stopped.json"
+    file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": 400}))
+    run = read_run(run_dir)
+    file.unlink()
+    summary = trial_summary(run)
+    assert (summary["complete"], summary["stopped"]) == (
+        True, {"session_0": {"env_steps": 200, "reason": "enough"}}
+    )  # fmt: skip
+    assert not run.is_complete(replace(run.config, total_env_steps=800)), "a larger budget is not spent"
+    assert not trial_summary(read_run(run_dir))["complete"]
 
 
 def test_an_unfinished_session_is_named_and_not_averaged(tmp_path):

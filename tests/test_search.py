@@ -285,8 +285,8 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
         for env_steps, score in points:
             writer.write({"env_steps": env_steps, "return_ma": score})
         state = open_study(tmp_path, search).trials[number].state
-        assert writer.stopped == (state == TrialState.PRUNED)
-        return writer.stopped
+        assert writer.pruned == (state == TrialState.PRUNED)
+        return writer.pruned
 
     for number, score in enumerate((10.0, 20.0, 30.0, 40.0)):
         assert not stopped(number, (500, 0.0), (1000, score))

@@ -122,7 +122,7 @@ def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps", head
     """
     content: list[Any] = [heading]
     for name, run in runs:
-        content += [name, run.config.to_dict(), run.return_ma_definition, run.stopped]
+        content += [name, run.config.to_dict(), run.return_ma_definition, run.stopped()]
         for session_dir, table in run.tables.items():
             content.append(session_dir.name)
             for column, values in [*table.items(), *read_evaluations(session_dir).items()]:

@@ -28,19 +28,19 @@ from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
-from jaxrl_atari.runs.reading import Table, read_early_end, read_sessions
+from jaxrl_atari.runs.reading import EarlyEnd, Table, read_early_end, read_sessions
 from jaxrl_atari.runs.verification import read_verification
 
 
 @dataclass(frozen=True)
 class Run:
-    """The content of a run directory."""
+    """The content of a run directory at the time when it was read."""
 
     path: Path
     config: Config
     tables: dict[Path, Table]  # session directory -> its metrics
     description: dict[str, Any]  # the content of config.json
-    stopped: dict[str, dict[str, Any]]  # session ended by `stop` of `run_training` -> `env_steps` and `reason`
+    early_ends: dict[Path, EarlyEnd]  # session directory -> its early end, if it has one
 
     @property
     def protocol(self) -> str:
@@ -58,18 +58,32 @@ class Run:
         by_env_steps = self.description.get("return_ma_env_steps")
         return "mean over the last 1M env steps" if by_env_steps else "mean of the last 100 log points"
 
-    def is_complete(self, config: Config | None = None) -> bool:
-        """Whether every session has spent its budget or was ended by `stop` of `run_training`.
+    def is_finished(self, session_dir: Path, config: Config | None = None) -> bool:
+        """Whether a session has spent its budget, or was ended early by `stop` of `run_training`.
 
         Args:
+            session_dir: its directory, a key of `tables`.
             config: the config whose budget counts; None: the config of the run.
         """
-        wanted = config or self.config
-        reached = []
-        for session_dir, table in self.tables.items():
-            ended = read_early_end(session_dir, wanted.total_env_steps)
-            reached.append(wanted.total_env_steps if ended else table["env_steps"][-1])
-        return wanted.is_complete(reached)
+        config = config or self.config
+        early_end = self.early_ends.get(session_dir)
+        if early_end is not None and early_end.holds_under(config.total_env_steps):
+            return True
+        return config.is_spent(self.tables[session_dir]["env_steps"][-1])
+
+    def is_complete(self, config: Config | None = None) -> bool:
+        """Whether every session has finished; see `is_finished`. `config` also has the number of sessions."""
+        config = config or self.config
+        return len(self.tables) >= config.sessions and all(self.is_finished(path, config) for path in self.tables)
+
+    def stopped(self) -> dict[str, dict[str, Any]]:
+        """The early ends under the run's own budget, as the value `stopped` of trial.json."""
+        budget = self.config.total_env_steps
+        return {
+            path.name: {"env_steps": end.env_steps, "reason": end.reason}
+            for path, end in self.early_ends.items()
+            if end.holds_under(budget)
+        }
 
     @cached_property
     def members(self) -> "Members":
@@ -88,13 +102,13 @@ def read_run(run_dir: Path, sessions: int | None = None) -> Run:
     """
     config = read_config(run_dir)
     tables = read_sessions(run_dir, sessions or config.sessions)
-    ends = {path.name: read_early_end(path, config.total_env_steps) for path in tables}
+    ends = {path: read_early_end(path) for path in tables}
     return Run(
         path=run_dir,
         config=config,
         tables=tables,
         description=read_json(run_dir / CONFIG_FILE),
-        stopped={name: ended for name, ended in ends.items() if ended is not None},
+        early_ends={path: end for path, end in ends.items() if end is not None},
     )
 
 
@@ -135,7 +149,7 @@ def choose_members(run: Run) -> Members:
     """Chooses the sessions of a trial that count, so that all of them are compared at the same env steps.
 
     - Once a session has finished, the finished sessions count: those that have spent their budget, and those ended
-      by `stop` of `run_training`. The curve of a stopped session keeps its last value.
+      by `stop` of `run_training`. The curve of the latter keeps its last value.
     - Before that, sessions that have come at least half as far as the furthest one count. Their log points are
       cut at the env steps that all of them have reached.
 
@@ -145,8 +159,7 @@ def choose_members(run: Run) -> Members:
     left_out = {path: "no finished game" for path in run.tables if scored and path not in scored}
     candidates = scored or run.tables
     reached = {path: table["env_steps"][-1] for path, table in candidates.items()}
-    stopped = run.stopped
-    finished = [path for path in candidates if run.config.is_spent(reached[path]) or path.name in stopped]
+    finished = [path for path in candidates if run.is_finished(path)]
     counted_in = finished or [path for path in candidates if 2 * reached[path] >= max(reached.values())]
     for path in candidates:
         if path not in counted_in:
@@ -224,7 +237,7 @@ def trial_summary(run: Run) -> TrialSummary:
         planned_sessions=config.sessions,
         planned_env_steps=config.total_env_steps,
         complete=run.is_complete(),
-        stopped=run.stopped,
+        stopped=run.stopped(),
         common_env_steps=members.common_env_steps,
         score=score,
         session_scores=scores,

@@ -13,7 +13,10 @@ A published checkpoint (`published.py`) holds only the parameters: it can be pla
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
 listed is complete, whenever the process is killed. Orbax does not notice flipped bits, and most of them would
 give other values without an error. So each array has a digest, BLAKE2b of 64 bits. Digests find damage. They do
-not prove who wrote a checkpoint. In the meta of format 3, digests have the keys `checksum` and `checksums`.
+not prove who wrote a checkpoint.
+
+In the meta of format 3, digests have the keys `checksum` and `checksums`, and the `return_mean` by which the best
+checkpoint is chosen has the key `score`. (The score of a run is another figure, `return_ma`.)
 """
 
 import contextlib
@@ -103,19 +106,19 @@ class Checkpoints:
         return checkpoint_env_steps(self.session_dir)
 
     def best_env_steps(self) -> int | None:
-        """Env steps of the checkpoint with the highest score, the newest among equals; None if there is none.
+        """Env steps of the checkpoint with the highest `return_mean`, the newest among equals; None without any.
 
         Raises:
-            DamagedCheckpoint: the score of a checkpoint cannot be read, so it may be the best.
+            DamagedCheckpoint: the meta of a checkpoint cannot be read, so it may be the best.
             UserError: a checkpoint has another format version.
         """
-        scores = {env_steps: self.read_meta(env_steps)["score"] for env_steps in self.env_steps()}
+        means = {env_steps: saved_return_mean(self.read_meta(env_steps)) for env_steps in self.env_steps()}
 
         def rank(env_steps: int) -> tuple[float, int]:
-            score = scores[env_steps]
-            return (-math.inf if score is None else score, env_steps)
+            return_mean = means[env_steps]
+            return (-math.inf if return_mean is None else return_mean, env_steps)
 
-        return max(scores, key=rank, default=None)
+        return max(means, key=rank, default=None)
 
     # --- Reading ---
 
@@ -258,7 +261,7 @@ class Checkpoints:
         env_steps: int,
         items: dict[str, Any],
         meta: dict[str, Any],
-        score: float | None,
+        return_mean: float | None,
         chunk_bytes: int | None = None,
     ) -> dict[str, str]:
         """Writes a checkpoint, and removes those that are no longer kept.
@@ -268,8 +271,8 @@ class Checkpoints:
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
             meta: JSON values.
-            score: the best checkpoint is the one with the highest score. One without a score (None) is the best
-                only while no other has one.
+            return_mean: the best checkpoint is the one with the highest value. One without a value (None or NaN)
+                is the best only while no other has one.
             chunk_bytes: largest part of an array in a file, before compression. None: each array has one file.
 
         Returns:
@@ -294,7 +297,7 @@ class Checkpoints:
             "format_version": FORMAT_VERSION,
             "package_version": __version__,
             "env_steps": env_steps,
-            "score": None if score is None or math.isnan(score) else score,
+            "score": None if return_mean is None or math.isnan(return_mean) else return_mean,
         }  # fmt: skip
         meta["checksum"] = meta_digest(meta)
         try:
@@ -340,6 +343,11 @@ class Checkpoints:
         """Renames a checkpoint to `<why>_<env_steps>` and returns its new path."""
         path = checkpoint_path(self.session_dir, env_steps)
         return path.rename(unused(self.directory / f"{why}_{env_steps}"))
+
+
+def saved_return_mean(meta: dict[str, Any]) -> float | None:
+    """The `return_mean` that was saved with a checkpoint, from its meta; None if it has none."""
+    return meta["score"]
 
 
 def item_meta(meta: dict[str, Any], item: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.checkpoints import Checkpoints, saved_return_mean
 
 PORTABLE_CHUNK_BYTES = 2**20
 """Size of an array in a file of a published checkpoint, before compression: repositories refuse large files."""
@@ -38,4 +38,6 @@ def save_parameters(checkpoints: Checkpoints, params: Any, meta: dict[str, Any],
         params = {**params, "dense": {**params["dense"], "kernel": kernel}}
     arrays = {"train_state": {"params": params}}
     own = {"parameters_only": True, "rounded": rounded}
-    checkpoints.save(meta["env_steps"], {"arrays": arrays}, meta | own, meta["score"], PORTABLE_CHUNK_BYTES)
+    checkpoints.save(
+        meta["env_steps"], {"arrays": arrays}, meta | own, saved_return_mean(meta), PORTABLE_CHUNK_BYTES
+    )

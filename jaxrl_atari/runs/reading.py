@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -87,11 +87,13 @@ def logged_env_steps(session_dir: Path) -> int:
 def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
 
-    A session ends with its budget, or early; see `read_early_end`. A session whose latest checkpoint is
+    A session ends with its budget, or early; see `EarlyEnd`. A session whose latest checkpoint is
     damaged has not finished: a resume says what is wrong with it.
     """
     latest = latest_env_steps(session_dir)
-    if not config.is_spent(latest) and read_early_end(session_dir, config.total_env_steps) is None:
+    early_end = read_early_end(session_dir)
+    ended_early = early_end is not None and early_end.holds_under(config.total_env_steps)
+    if not config.is_spent(latest) and not ended_early:
         return False
     if latest == 0:  # it ended before its first update
         return True
@@ -112,28 +114,35 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     return not is_due or str(latest) in rows
 
 
-def read_early_end(session_dir: Path, total_env_steps: int) -> dict[str, Any] | None:
-    """What ended a session before its budget was spent: `env_steps` and `reason`. None if nothing did.
+class EarlyEnd(NamedTuple):
+    """The end of a session before its budget was spent, by `stop` of `run_training`: SESSION_DIR/stopped.json."""
 
-    A session that is resumed with another budget, or from another checkpoint, has not ended. A damaged
-    stopped.json counts as none: the session trains on, and the rule that stopped it stops it again.
+    env_steps: int
+    reason: str
+    total_env_steps: int  # the budget that the session had
 
-    Args:
-        total_env_steps: the budget of the session.
+    def holds_under(self, total_env_steps: int) -> bool:
+        """Whether the session has ended under a budget. One that is resumed with another budget trains on."""
+        return self.total_env_steps == total_env_steps
+
+
+def read_early_end(session_dir: Path) -> EarlyEnd | None:
+    """Reads the early end of a session; None if it has none, or was resumed from another checkpoint.
+
+    A damaged stopped.json counts as none: the session trains on, and the rule that stopped it stops it again.
     """
     path = session_dir / STOPPED_FILE
     if not path.is_file():
         return None
     try:
-        ended = read_json(path)
-        env_steps = ended["env_steps"]
-        latest = latest_env_steps(session_dir)
-        # A published copy may hold another checkpoint than the last. It is not resumed.
-        has_last = env_steps == latest or bool(latest_meta(session_dir).get("parameters_only"))
-        is_current = has_last and ended["total_env_steps"] == total_env_steps
+        values = read_json(path)
+        end = EarlyEnd(values["env_steps"], str(values.get("reason", "")), values["total_env_steps"])
     except (ValueError, KeyError):
         return None
-    return {"env_steps": env_steps, "reason": str(ended.get("reason", ""))} if is_current else None
+    if end.env_steps == latest_env_steps(session_dir):
+        return end
+    # A published copy may hold another checkpoint than the last. It is not resumed.
+    return end if latest_meta(session_dir).get("parameters_only") else None
 
 
 def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:

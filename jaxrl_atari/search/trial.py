@@ -31,7 +31,7 @@ class StudyWriter(Writer):
     trial: Trial
     config: Config
     newest: int = 0  # env steps of the newest log point; after a resume, of the newest one before the checkpoint
-    stopped: bool = False  # whether the pruner has stopped the trial
+    pruned: bool = False  # whether the pruner has stopped the trial
 
     def write(self, row: Row) -> None:
         env_steps = int(row["env_steps"])
@@ -39,11 +39,11 @@ class StudyWriter(Writer):
         is_last = self.config.is_spent(env_steps)
         is_due = due(self.config.log.every_env_steps, self.newest, env_steps)
         self.newest = env_steps
-        if self.stopped or not (is_due or is_last) or score is None:
+        if self.pruned or not (is_due or is_last) or score is None:
             return
         self.trial.report(score, env_steps)
         if not is_last and self.trial.should_prune():
-            self.stopped = True
+            self.pruned = True
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
 
@@ -77,7 +77,7 @@ def train_trial(
         train_job(
             job,
             writers=[study_writer] if job.session == 0 else [],
-            stop_requested=lambda: study_writer.stopped or stop_requested(),
+            stop_requested=lambda: study_writer.pruned or stop_requested(),
             on_first_update=on_first_update,
         )
     score, _ = trial_progress(run_dir)

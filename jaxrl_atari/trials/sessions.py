@@ -14,7 +14,7 @@ from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, STOPPED_FILE, session_path
-from jaxrl_atari.runs.reading import is_finished, read_early_end
+from jaxrl_atari.runs.reading import EarlyEnd, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
@@ -169,8 +169,9 @@ class StopRule(Writer):
         self._stop = stop
         self._file = session_dir / STOPPED_FILE
         self._total_env_steps = total_env_steps
-        self._end = read_early_end(session_dir, total_env_steps)  # None until the session is to end
-        self._is_saved = self._end is not None
+        before = read_early_end(session_dir)
+        self._is_saved = before is not None and before.holds_under(total_env_steps)
+        self._end = before if self._is_saved else None  # None until the session is to end
 
     @property
     def is_active(self) -> bool:
@@ -184,7 +185,7 @@ class StopRule(Writer):
         answer = self._stop(dict.fromkeys(COLUMNS, math.nan) | values)
         if answer:
             reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
-            self._end = {"env_steps": row["env_steps"], "reason": reason}
+            self._end = EarlyEnd(int(row["env_steps"]), reason, self._total_env_steps)
 
     def ends_session(self) -> bool:
         """Whether the session is to end, asked while the budget lasts. If so, it writes stopped.json once.
@@ -195,6 +196,6 @@ class StopRule(Writer):
         if self._end is None:
             return False
         if not self._is_saved and distributed.is_leader():
-            write_json(self._file, self._end | {"total_env_steps": self._total_env_steps})
+            write_json(self._file, self._end._asdict())
             self._is_saved = True
         return True
