@@ -14,7 +14,7 @@ from sample_runs import FEW_COLUMNS, read_csv, table, write_checkpoint, write_ru
 from jaxrl_atari.errors import DamagedMetrics, UserError
 from jaxrl_atari.plots import main as plots
 from jaxrl_atari.report.page import write_report
-from jaxrl_atari.report.suites import save_results, suite_results
+from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.journal import check_journal, repair_journal
 from jaxrl_atari.runs.layout import SUITE_FILE
@@ -72,7 +72,7 @@ def suite_dir(run_dir, tmp_path):
     suite_dir.mkdir()
     shutil.copytree(run_dir, suite_dir / "Pong", copy_function=shutil.copy2)
     write_json(suite_dir / SUITE_FILE, read_json(run_dir / "config.json") | {"games": ["Pong", "Breakout"]})
-    save_results(suite_results(suite_dir, {}))
+    save_results(suite_results(read_suite(suite_dir), {}))
     return suite_dir
 
 
@@ -150,7 +150,7 @@ def test_log_points_that_cannot_be_read_are_not_absent(suite_dir, content, capsy
     (session_dir / "metrics.csv").write_bytes(content)
     with pytest.raises(DamagedMetrics, match=r"metrics\.csv: .*; restore it from a copy"):
         read_metrics(session_dir)
-    save_results(suite_results(suite_dir, {}))
+    save_results(suite_results(read_suite(suite_dir), {}))
     pong, breakout = read_csv(suite_dir / "results.csv")
     assert re.match(r"damaged: .*session_0/metrics\.csv: .*; restore it from a copy", pong["status"])
     assert breakout["status"] == "waiting"
@@ -165,7 +165,7 @@ def test_a_session_before_its_first_log_point_is_no_damaged_one(suite_dir):
     session_dir = suite_dir / "Pong" / "session_0"
     write_checkpoint(session_dir, 400)
     (session_dir / "metrics.csv").unlink()
-    save_results(suite_results(suite_dir, {}))
+    save_results(suite_results(read_suite(suite_dir), {}))
     assert [row["status"] for row in read_csv(suite_dir / "results.csv")] == ["waiting", "waiting"]
 
 

@@ -112,7 +112,7 @@ def test_sessions_without_spread_have_no_interval_of_width_zero():
     equal = {"A": [0.1, 0.1, 0.1], "B": [0.3, 0.3, 0.3]}
     for statistic in STATISTICS.values():
         assert estimate(statistic, equal)[1:] == none
-    bands = {(low, high) for _, _, low, high in suite_statistics(one)["profile"] if low is not None}
+    bands = {(low, high) for _, _, low, high in suite_statistics(one).profile if low is not None}
     assert all(low < high for low, high in bands)
 
 
@@ -145,18 +145,16 @@ def test_probability_of_improvement():
 
 
 def test_aggregate_over_games_by_a_stratified_bootstrap():
-    summary = suite_statistics(SCORES)
-    assert (summary["games"], summary["median"]) == (3, 5)
-    assert summary["iqm"] == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
+    found = suite_statistics(SCORES)
+    iqm = found.aggregates["iqm"].estimate
+    assert found.games == 3
+    assert iqm.value == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
     # B's sessions are equal and between A's and C's: resampling within games cannot change the median.
-    assert (summary["median_interval"], summary["median_why_none"]) == (
-        None,
-        "resampling the sessions does not change it",
-    )
-    low, high = summary["iqm_interval"]
-    assert low < summary["iqm"] < high
-    assert summary == suite_statistics(SCORES)
-    profile = np.array(summary["profile"])  # thresholds 0 to 11, the highest score
+    assert found.aggregates["median"].estimate == (5, None, "resampling the sessions does not change it")
+    low, high = iqm.interval
+    assert low < iqm.value < high
+    assert found == suite_statistics(SCORES)
+    profile = np.array(found.profile)  # thresholds 0 to 11, the highest score
     assert profile[[0, 25, -1], 0] == pytest.approx([0, 5.5, 11])
     assert profile[[0, 25, -1], 1] == pytest.approx([6 / 7, 3 / 7, 0])
     known = profile[profile[:, 2] != None].astype(float)  # noqa: E711  # without an interval where no score can be
@@ -164,10 +162,10 @@ def test_aggregate_over_games_by_a_stratified_bootstrap():
 
 
 def test_with_one_session_of_a_game_there_is_no_interval():
-    summary = suite_statistics({"A": [1.0], "B": [2.0, 4.0]})
-    assert summary["mean"] == 2
-    assert {summary[f"{name}_interval"] for name in STATISTICS} == {None}
-    assert {summary[f"{name}_why_none"] for name in STATISTICS} == {"a game has a single session"}
+    aggregates = suite_statistics({"A": [1.0], "B": [2.0, 4.0]}).aggregates
+    assert aggregates["mean"].estimate.value == 2
+    assert {each.estimate[1:] for each in aggregates.values()} == {(None, "a game has a single session")}
+    assert {each.rliable_interval for each in aggregates.values()} == {None}
     assert probability_of_improvement({"A": [1.0, 2.0]}, {"A": [0.0]})[:2] == (1.0, None)
 
 

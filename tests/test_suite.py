@@ -75,7 +75,7 @@ WORSE = {"Pong": [0.0, 0.5], "Breakout": [0.5, 0.25]}
 
 def results(suite_dir, failures=None):
     """results.md without its padding, results.json and the rows of results.csv by game."""
-    save_results(suite_results(suite_dir, failures or {}))
+    save_results(suite_results(read_suite(suite_dir), failures or {}))
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
     text = re.sub(r" +", " ", (suite_dir / "results.md").read_text())
     return text, json.loads((suite_dir / "results.json").read_text()), rows

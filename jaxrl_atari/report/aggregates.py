@@ -1,7 +1,7 @@
 """The statistics over games as suites show them: of normalised scores, as tables, and files for rliable."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_atari.envs.games import game_under
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
-from jaxrl_atari.report.score_statistics import STATISTICS, Scores, suite_statistics
+from jaxrl_atari.report.score_statistics import STATISTICS, Estimate, Scores, SuiteStatistics, suite_statistics
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.files import write_file
 
@@ -29,12 +29,17 @@ def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]
     return kinds
 
 
-def statistics_by_name(scores: Mapping[str, Scores]) -> dict[str, dict[str, Any]]:
+def statistics_by_name(scores: Mapping[str, Scores]) -> dict[str, SuiteStatistics]:
     """The `suite_statistics` of scores by their name, for example the name of a normalisation.
 
     A name without a game is left out.
     """
     return {name: suite_statistics(games) for name, games in scores.items() if games}
+
+
+def statistics_json(found: Mapping[str, SuiteStatistics]) -> dict[str, dict[str, Any]]:
+    """The result of `statistics_by_name` as in results.json and comparison.json."""
+    return {name: statistics.to_json() for name, statistics in found.items()}
 
 
 def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -> dict[str, list[str]]:
@@ -61,33 +66,33 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
     return columns
 
 
-def estimate_text(value: float, interval: Sequence[float] | None) -> str:
+def estimate_text(estimate: Estimate) -> str:
     """A statistic and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
-    bounds = "-" if interval is None else " to ".join(map(score_text, interval))
-    return f"{score_text(value)} ({bounds})"
+    bounds = "-" if estimate.interval is None else " to ".join(map(score_text, estimate.interval))
+    return f"{score_text(estimate.value)} ({bounds})"
 
 
-def statistics_rows(found: Mapping[str, Mapping[str, Any]], heading: str) -> list[list[str]]:
+def statistics_rows(found: Mapping[str, SuiteStatistics], heading: str) -> list[list[str]]:
     """The table of `statistics_by_name`: a header, which starts with `heading`, and a row for each name."""
     rows = [[heading, "games", *(statistic.title for statistic in STATISTICS.values())]]
-    for name, values in found.items():
-        cells = [estimate_text(values[key], values[f"{key}_interval"]) for key in STATISTICS]
-        rows.append([name, str(values["games"]), *cells])
+    for name, statistics in found.items():
+        cells = [estimate_text(statistics.aggregates[key].estimate) for key in STATISTICS]
+        rows.append([name, str(statistics.games), *cells])
     return rows
 
 
-def missing_intervals(found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def missing_intervals(found: Mapping[str, SuiteStatistics]) -> list[str]:
     """Why statistics lack intervals: a line for each reason, with the titles of its statistics.
 
     Args:
         found: the result of `statistics_by_name`.
     """
     lacking: dict[str, list[str]] = {}  # reason -> titles
-    for name, values in found.items():
-        for key, statistic in STATISTICS.items():
-            reason = values[f"{key}_why_none"]
-            if reason:
-                lacking.setdefault(reason, []).append(f"{statistic.title} ({name})")
+    for name, statistics in found.items():
+        for key, aggregate in statistics.aggregates.items():
+            if aggregate.estimate.why_none:
+                titles = lacking.setdefault(aggregate.estimate.why_none, [])
+                titles.append(f"{STATISTICS[key].title} ({name})")
     lines = []
     for reason, titles in lacking.items():
         all_lack_it = len(titles) == len(found) * len(STATISTICS)

@@ -13,11 +13,12 @@ from jaxrl_atari.report.aggregates import (
     missing_intervals,
     normalised,
     statistics_by_name,
+    statistics_json,
     statistics_rows,
     write_rliable,
 )
 from jaxrl_atari.report.graphs import plot_profiles
-from jaxrl_atari.report.score_statistics import INTERVALS, probability_of_improvement
+from jaxrl_atari.report.score_statistics import INTERVALS, SuiteStatistics, probability_of_improvement
 from jaxrl_atari.report.suites import Suite
 from jaxrl_atari.report.text import markdown_table
 from jaxrl_atari.runs.files import write_file, write_json
@@ -27,7 +28,7 @@ class Comparison(NamedTuple):
     """A comparison of suites over the games that are complete in all of them."""
 
     scores: dict[str, dict[str, dict[str, np.ndarray]]]  # name of a suite -> result of `normalised`
-    statistics: dict[str, dict[str, dict[str, Any]]]  # name of a suite -> result of `statistics_by_name`
+    statistics: dict[str, dict[str, SuiteStatistics]]  # name of a suite -> normalisation -> its statistics
     values: dict[str, Any]  # the content of comparison.json
     text: str  # the content of comparison.md
 
@@ -54,16 +55,21 @@ def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
     lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
     lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]
     for kind in statistics[first]:
-        of_suites = {name: kinds[kind] for name, kinds in statistics.items()}
+        suite_statistics = {name: kinds[kind] for name, kinds in statistics.items()}
         ours = scores[first][kind]
         improvements = {other: probability_of_improvement(ours, scores[other][kind]) for other in others}
         values[kind] = {
-            "suites": of_suites,
+            "suites": statistics_json(suite_statistics),
             "probability_of_improvement": {other: estimate._asdict() for other, estimate in improvements.items()},
         }
-        lines += ["", markdown_table(statistics_rows(of_suites, kind)), "", *missing_intervals(of_suites)]
+        lines += [
+            "",
+            markdown_table(statistics_rows(suite_statistics, kind)),
+            "",
+            *missing_intervals(suite_statistics),
+        ]
         for other, estimate in improvements.items():
-            text = estimate_text(estimate.value, estimate.interval)
+            text = estimate_text(estimate)
             if estimate.why_none:
                 text += f", no interval: {estimate.why_none}"
             lines.append(f"Probability of improvement of {first} over {other}: {text}.")

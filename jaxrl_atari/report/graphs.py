@@ -19,8 +19,9 @@ import numpy as np
 from jaxrl_atari import __version__
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.output import counted
+from jaxrl_atari.report.aggregates import statistics_json
 from jaxrl_atari.report.metrics import align_sessions, sample_std
-from jaxrl_atari.report.score_statistics import CONFIDENCE
+from jaxrl_atari.report.score_statistics import CONFIDENCE, SuiteStatistics
 from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.text import left_out_text, score_text, sessions_text
 from jaxrl_atari.runs.columns import unit_of
@@ -56,6 +57,10 @@ RETURN_MEAN = "return_mean (last 100 games)"
 XAxis = Literal["env steps", "hours"]
 X_AXES: dict[XAxis, tuple[str, float]] = {"env steps": ("env_steps", 1), "hours": ("wall_seconds", 3600)}
 """Axis -> its column, and the number of the column's units in one unit of the axis."""
+
+
+SuiteProfiles = Mapping[str, Mapping[str, SuiteStatistics]]
+"""Name of a suite -> normalisation -> the statistics, whose profile is drawn."""
 
 
 @contextlib.contextmanager
@@ -133,6 +138,11 @@ def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps", head
 def digest_of_run(run: Run) -> str:
     """The digest of the graphs that `plot_run` draws."""
     return digest_of_runs([(RETURN_MA, run)], heading=run.config.name)
+
+
+def digest_of_profiles(suites: SuiteProfiles) -> str:
+    """The digest of the graph that `plot_profiles` draws."""
+    return digest_of({name: statistics_json(kinds) for name, kinds in suites.items()})
 
 
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
@@ -314,19 +324,19 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> l
 
 
 @default_style()
-def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list[Path]:
+def plot_profiles(suites: SuiteProfiles, output: Path) -> list[Path]:
     """Draws performance profiles into suites.png and .svg, with bands of their intervals; returns the files.
 
-    Args:
-        suites: name -> normalisation -> result of `suite_statistics`. The first normalisation is drawn.
+    The first normalisation is drawn.
     """
     first = next(iter(suites.values()))
     kind = next(iter(first))
     figure = new_figure("performance profile", 9, 6)
     axes = figure.add_subplot()
     for (name, kinds), colour in zip(suites.items(), itertools.cycle(COLOURS), strict=False):
-        thresholds, shares, low, high = np.array(kinds[kind]["profile"], np.float64).T
-        label = f"{name}: {counted(kinds[kind]['games'], 'game')}"
+        statistics = kinds[kind]
+        thresholds, shares, low, high = np.array(statistics.profile, np.float64).T
+        label = f"{name}: {counted(statistics.games, 'game')}"
         axes.plot(thresholds, shares, color=colour, linewidth=2, label=label)
         if np.isfinite(low).any():
             axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -334,4 +344,4 @@ def plot_profiles(suites: Mapping[str, Mapping[str, Any]], output: Path) -> list
     finish_axes(axes, f"{kind} score τ", "share of sessions with score > τ")
     axes.set_ylim(-0.02, 1.02)  # a share, also where all are 0
     axes.legend()
-    return save_figure(figure, output, "suites", digest_of(suites))
+    return save_figure(figure, output, "suites", digest_of_profiles(suites))

@@ -229,27 +229,59 @@ def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, fl
     return float(low), float(high)
 
 
-def suite_statistics(scores: Scores) -> dict[str, Any]:
-    """All `STATISTICS` of a suite and its performance profile, ready for JSON.
+class Aggregate(NamedTuple):
+    """One of `STATISTICS` over the games of a suite, with its interval and that of rliable."""
 
-    The keys of a statistic are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval) and
-    `iqm_rliable_interval`. `games` is the number of games. `profile` is a list of points. A point has a threshold,
-    the share of scores above the threshold, and the two ends of the share's interval, which may be None.
-    """
-    summary: dict[str, Any] = {"games": len(scores)}
-    for name, statistic in STATISTICS.items():
-        estimated = estimate(statistic, scores)
-        summary[name] = estimated.value
-        summary[f"{name}_interval"] = estimated.interval
-        summary[f"{name}_why_none"] = estimated.why_none
-        summary[f"{name}_rliable_interval"] = bootstrap_interval(statistic, scores)
+    estimate: Estimate
+    rliable_interval: tuple[float, float] | None  # see `bootstrap_interval`
+
+
+class ProfilePoint(NamedTuple):
+    """A point of a performance profile."""
+
+    threshold: float
+    share: float  # of the scores above the threshold
+    low: float | None  # the ends of the share's interval; None where it has none
+    high: float | None
+
+
+class SuiteStatistics(NamedTuple):
+    """The statistics of a suite over its games."""
+
+    games: int  # number of games
+    aggregates: dict[str, Aggregate]  # name in `STATISTICS` -> the aggregate
+    profile: list[ProfilePoint]  # by ascending threshold
+
+    def to_json(self) -> dict[str, Any]:
+        """These statistics as in results.json and comparison.json.
+
+        The keys of an aggregate are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval)
+        and `iqm_rliable_interval`. A point of the `profile` is a list of its four values.
+        """
+        values: dict[str, Any] = {"games": self.games}
+        for name, aggregate in self.aggregates.items():
+            values[name] = aggregate.estimate.value
+            values[f"{name}_interval"] = aggregate.estimate.interval
+            values[f"{name}_why_none"] = aggregate.estimate.why_none
+            values[f"{name}_rliable_interval"] = aggregate.rliable_interval
+        values["profile"] = [list(point) for point in self.profile]
+        return values
+
+
+def suite_statistics(scores: Scores) -> SuiteStatistics:
+    """All `STATISTICS` of a suite and its performance profile."""
+    aggregates = {
+        name: Aggregate(estimate(statistic, scores), bootstrap_interval(statistic, scores))
+        for name, statistic in STATISTICS.items()
+    }
     lowest = min(0.0, *map(np.min, scores.values()))
     highest = max(1.0, *map(np.max, scores.values()))
-    summary["profile"] = []
+    profile = []
     for threshold in np.linspace(lowest, highest, 51).tolist():
-        value, interval, _ = estimate(share_statistic(threshold), scores)
-        summary["profile"].append([threshold, value, *(interval or (None, None))])
-    return summary
+        share = estimate(share_statistic(threshold), scores)
+        low, high = share.interval or (None, None)
+        profile.append(ProfilePoint(threshold, share.value, low, high))
+    return SuiteStatistics(len(scores), aggregates, profile)
 
 
 def score_interval(scores: ArrayLike) -> tuple[float, float] | None:

@@ -15,10 +15,11 @@ from jaxrl_atari.report.aggregates import (
     missing_intervals,
     normalised,
     statistics_by_name,
+    statistics_json,
     statistics_rows,
     write_rliable,
 )
-from jaxrl_atari.report.score_statistics import INTERVALS
+from jaxrl_atari.report.score_statistics import INTERVALS, SuiteStatistics
 from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
@@ -40,7 +41,7 @@ GAME_COLUMNS = {
     "hours": "hours",
     "status": "status",
 }
-"""Column of the table of games, as in results.csv -> title in results.md and in the report."""
+"""Field of `GameRow`, a column of results.csv -> title in results.md and in the report."""
 
 EXPLANATION = (
     "ours: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
@@ -117,61 +118,87 @@ def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
     return Suite(suite_dir, config, description, games, runs, summaries, damaged)
 
 
-def game_rows(suite: Suite, failures: Mapping[str, str]) -> list[dict[str, Any]]:
-    """The table of games: a row for each game, with the keys of `GAME_COLUMNS`. An unknown value is None.
+class GameRow(NamedTuple):
+    """A row of the table of games, with the columns of results.csv. An unknown value is None."""
+
+    game: str
+    gae_lambda: float | None
+    sessions: int  # that count
+    env_steps: float | None
+    score: float | None
+    score_std: float | None
+    score_low: float | None
+    score_high: float | None
+    reference_score: float | None
+    reference_normalised_score: float | None
+    human_normalised_score: float | None
+    hours: float | None
+    status: str
+
+
+def game_row(suite: Suite, game: str, failure: str) -> GameRow:
+    """The row of a game.
 
     Args:
-        failures: game -> why sessions of it failed.
+        failure: why sessions of it failed; empty if none did.
     """
-    rows = []
-    for game in suite.games:
-        references = game_under(game, suite.config.env.resolved_protocol).references
-        row: dict[str, Any] = dict.fromkeys(GAME_COLUMNS) | {"game": game, "sessions": 0, "status": "waiting"}
-        row["reference_score"] = references[0].score if references else None
-        if game in suite.runs:
-            run = suite.runs[game]
-            summary = suite.summaries[game]
-            row["score_low"], row["score_high"] = summary["score_interval"] or (None, None)
-            row |= {
-                "score": summary["score"],
-                "score_std": summary["score_std"],
-                "reference_normalised_score": summary["reference_normalised_score"],
-                "human_normalised_score": summary["human_normalised_score"],
-                "gae_lambda": run.config.resolved_gae_lambda,
-                "sessions": len(summary["sessions"]),
-                "env_steps": summary["mean"]["env_steps"],
-                "hours": summary["mean"]["wall_hours"],
-                "status": "complete" if run.is_complete(suite.config) else "not complete",
-            }
-            left_out = left_out_text(summary)
-            if left_out:
-                row["status"] += f"; {left_out}"
-            if all(is_verified(session_dir, table) for session_dir, table in run.tables.items()):
-                row["status"] += ", verified"
-        if game in suite.damaged:
-            row["status"] = f"damaged: {suite.damaged[game]}"
-        if game in failures and not row["status"].startswith("complete"):
-            row["status"] = f"failed: {failures[game]}"
-        rows.append(row)
-    return rows
+    references = game_under(game, suite.config.env.resolved_protocol).references
+    row = GameRow(
+        game,
+        gae_lambda=None,
+        sessions=0,
+        env_steps=None,
+        score=None,
+        score_std=None,
+        score_low=None,
+        score_high=None,
+        reference_score=references[0].score if references else None,
+        reference_normalised_score=None,
+        human_normalised_score=None,
+        hours=None,
+        status=_status(suite, game, failure),
+    )
+    if game not in suite.runs:
+        return row
+    summary = suite.summaries[game]
+    low, high = summary["score_interval"] or (None, None)
+    return row._replace(
+        gae_lambda=suite.runs[game].config.resolved_gae_lambda,
+        sessions=len(summary["sessions"]),
+        env_steps=summary["mean"]["env_steps"],
+        score=summary["score"],
+        score_std=summary["score_std"],
+        score_low=low,
+        score_high=high,
+        reference_normalised_score=summary["reference_normalised_score"],
+        human_normalised_score=summary["human_normalised_score"],
+        hours=summary["mean"]["wall_hours"],
+    )
 
 
-def result_values(suite: Suite, failures: Mapping[str, str]) -> dict[str, Any]:
-    """The content of results.json: table of games, raw scores, and aggregates. `failures`: see `game_rows`."""
-    protocol = suite.config.env.resolved_protocol
-    scores = suite.scores()
-    return {
-        "protocol": protocol,
-        "games": game_rows(suite, failures),
-        "failures": failures,
-        "scores": scores,
-        "aggregates": statistics_by_name(normalised(scores, protocol)),
-    }
+def _status(suite: Suite, game: str, failure: str) -> str:
+    """The status of a game: complete or not and which sessions do not count, or why it is damaged or failed."""
+    is_complete = False
+    status = "waiting"
+    if game in suite.runs:
+        run = suite.runs[game]
+        is_complete = run.is_complete(suite.config)
+        status = "complete" if is_complete else "not complete"
+        left_out = left_out_text(suite.summaries[game])
+        if left_out:
+            status += f"; {left_out}"
+        if all(is_verified(session_dir, table) for session_dir, table in run.tables.items()):
+            status += ", verified"
+    if game in suite.damaged:
+        status = f"damaged: {suite.damaged[game]}"
+    if failure and not is_complete:
+        status = f"failed: {failure}"
+    return status
 
 
-def text_rows(rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """The rows of `game_rows` as text, with a header."""
-    cells = ([value if isinstance(value, str) else score_text(value) for value in row.values()] for row in rows)
+def text_rows(rows: Sequence[GameRow]) -> list[list[str]]:
+    """The table of games as text, with a header."""
+    cells = ([value if isinstance(value, str) else score_text(value) for value in row] for row in rows)
     return [[*GAME_COLUMNS.values()], *cells]
 
 
@@ -179,38 +206,58 @@ class SuiteResults(NamedTuple):
     """The results of a suite."""
 
     suite: Suite
-    values: dict[str, Any]  # see `result_values`
-    text: str  # the content of results.md
+    failures: Mapping[str, str]  # game -> why sessions of it failed
+    rows: list[GameRow]  # the table of games
+    scores: dict[str, list[float]]  # `Suite.scores`
+    statistics: dict[str, SuiteStatistics]  # normalisation -> statistics over the complete games
+
+    @property
+    def protocol(self) -> str:
+        """The protocol of all games."""
+        return self.suite.config.env.resolved_protocol
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of results.json, apart from the games of rliable's files."""
+        return {
+            "protocol": self.protocol,
+            "games": [row._asdict() for row in self.rows],
+            "failures": self.failures,
+            "scores": self.scores,
+            "aggregates": statistics_json(self.statistics),
+        }
+
+    def to_markdown(self) -> str:
+        """The content of results.md."""
+        config = self.suite.config
+        count = f"{counted(len(self.rows), 'game')}, {counted(config.sessions, 'session')}"
+        parts = [
+            f"# {self.suite.path.absolute().name}: {count} of {config.total_env_steps:,} env steps each",
+            markdown_table(text_rows(self.rows)),
+            f"Protocol {self.protocol}. {EXPLANATION}",
+        ]
+        if self.statistics:
+            parts.append(markdown_table(statistics_rows(self.statistics, "over the complete games")))
+            parts += [*missing_intervals(self.statistics), INTERVALS]
+        else:
+            why = comparison_note(self.protocol) or "no complete game has a score to compare with"
+            parts.append(f"No aggregates: {why}.")
+        return "\n\n".join(parts) + "\n"
 
 
-def suite_results(suite_dir: Path, failures: Mapping[str, str], earlier: Suite | None = None) -> SuiteResults:
-    """Reads the results of a suite; writes nothing.
+def suite_results(suite: Suite, failures: Mapping[str, str]) -> SuiteResults:
+    """The results of a suite; reads and writes nothing, apart from what `verify` has found.
 
     Args:
         failures: game -> why sessions of it failed.
-        earlier: the suite as it was read before, whose complete games are not read again.
-
-    Raises:
-        UserError: as `read_suite`.
     """
-    suite = read_suite(suite_dir, earlier)
-    values = result_values(suite, failures)
-    protocol = values["protocol"]
-    rows = values["games"]
-    count = f"{counted(len(rows), 'game')}, {counted(suite.config.sessions, 'session')}"
-    parts = [
-        f"# {suite_dir.absolute().name}: {count} of {suite.config.total_env_steps:,} env steps each",
-        markdown_table(text_rows(rows)),
-        f"Protocol {protocol}. {EXPLANATION}",
-    ]
-    if values["aggregates"]:
-        parts.append(markdown_table(statistics_rows(values["aggregates"], "over the complete games")))
-        parts += [*missing_intervals(values["aggregates"]), INTERVALS]
-    else:
-        parts.append(
-            f"No aggregates: {comparison_note(protocol) or 'no complete game has a score to compare with'}."
-        )
-    return SuiteResults(suite, values, "\n\n".join(parts) + "\n")
+    scores = suite.scores()
+    return SuiteResults(
+        suite,
+        failures,
+        rows=[game_row(suite, game, failures.get(game, "")) for game in suite.games],
+        scores=scores,
+        statistics=statistics_by_name(normalised(scores, suite.config.env.resolved_protocol)),
+    )
 
 
 def save_results(results: SuiteResults, saved: Suite | None = None) -> None:
@@ -220,19 +267,18 @@ def save_results(results: SuiteResults, saved: Suite | None = None) -> None:
         saved: the suite as it was last saved. The games that were complete then keep their trial.json.
     """
     suite_dir = results.suite.path
-    values = results.values
     up_to_date = set() if saved is None else set(saved.complete_games())
     for game in results.suite.runs:
         if game in up_to_date:
             continue
         whole_run = read_run(suite_dir / game)  # which may have more sessions than the suite
         write_json(suite_dir / game / TRIAL_SUMMARY_FILE, trial_summary(whole_run))
-    scores = normalised(values["scores"], values["protocol"])
+    scores = normalised(results.scores, results.protocol)
     rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
-    write_json(suite_dir / RESULTS_FILE, values | {"rliable_games": rliable_games})
+    write_json(suite_dir / RESULTS_FILE, results.to_json() | {"rliable_games": rliable_games})
     file = io.StringIO()
-    writer = csv.DictWriter(file, GAME_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(values["games"])
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(GameRow._fields)
+    writer.writerows(results.rows)
     write_file(suite_dir / "results.csv", file.getvalue())
-    write_file(suite_dir / "results.md", results.text)
+    write_file(suite_dir / "results.md", results.to_markdown())

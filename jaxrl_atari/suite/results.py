@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxrl_atari.output import say, try_to, try_to_draw
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.suites import Suite, SuiteResults, save_results, suite_results
+from jaxrl_atari.report.suites import Suite, SuiteResults, read_suite, save_results, suite_results
 from jaxrl_atari.runs.layout import resume_command
 from jaxrl_atari.suite.sweep import Setting, SweepPlan
 from jaxrl_atari.suite.sweep_results import SweepResults, draw_sweep, save_sweep_results, sweep_results
@@ -39,7 +39,7 @@ class _SettingResults:
         if anew:
             self._saved = None
         failures = {game: "; ".join(reasons) for game, reasons in self._failures.items()}
-        self.newest = suite_results(self.directory, failures, self._saved)
+        self.newest = suite_results(read_suite(self.directory, self._saved), failures)
 
     def save(self) -> None:
         """Saves the results as last read."""
@@ -85,10 +85,10 @@ class SuiteResultsKeeper:
         for setting in self._settings:
             setting.read(anew=True)
         if self._plan.is_sweep:
-            text = self._sweep_results().text
+            text = self._sweep_results().to_markdown()
         else:
             (results,) = self._newest().values()
-            text = results.text
+            text = results.to_markdown()
         say(f"\n{text}")  # shown before anything is saved, because saving may fail
         self._save(self._settings)
         if self._plan.config.log.graphs:

@@ -10,7 +10,7 @@ from jaxrl_atari.output import counted
 from jaxrl_atari.report.aggregates import missing_intervals, normalised, statistics_by_name, statistics_rows
 from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.score_statistics import INTERVALS
-from jaxrl_atari.report.suites import GAME_COLUMNS, Suite, SuiteResults
+from jaxrl_atari.report.suites import GAME_COLUMNS, GameRow, Suite, SuiteResults
 from jaxrl_atari.report.text import markdown_table, score_text
 from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, RESULTS_FILE
@@ -21,7 +21,7 @@ TABLE_COLUMNS = (
     "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
     "status",
 )  # fmt: skip
-"""Columns of the table of a sweep, after the game and the fields that vary: some of `GAME_COLUMNS`."""
+"""Columns of the table of a sweep, after the game and the fields that vary: fields of `GameRow`."""
 
 EXPLANATION = (
     "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
@@ -31,44 +31,84 @@ EXPLANATION = (
 )
 
 
+class SweepRow(NamedTuple):
+    """A row of the table of a sweep: a game under a setting."""
+
+    fields: dict[str, Any]  # dotted name of a field that varies -> its value
+    of_game: GameRow  # the row in the table of the setting's suite
+
+
 class SweepResults(NamedTuple):
     """The results of a sweep."""
 
     path: Path
-    vary: dict[str, list[Any]]
+    plan: SweepPlan
     suites: Mapping[str, SuiteResults]  # label of a setting -> the results of its suite
-    rows: list[dict[str, Any]]  # of the table: game, the fields that vary, `TABLE_COLUMNS`
-    text: str  # the content of results.md
+    rows: list[SweepRow]  # the settings of each game beside each other
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of results.json."""
+        return {
+            "vary": self.plan.vary,
+            "games": [{"game": row.of_game.game, **row.fields, **_figures(row.of_game)} for row in self.rows],
+            "settings": {label: suite.to_json() for label, suite in self.suites.items()},
+        }
+
+    def to_csv(self) -> str:
+        """The content of results.csv. An empty cell is an unknown figure; the value None of a field is `none`."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["game", *self.plan.vary, *TABLE_COLUMNS])
+        for row in self.rows:
+            writer.writerow([row.of_game.game, *self._field_texts(row), *_figures(row.of_game).values()])
+        return file.getvalue()
+
+    def to_markdown(self) -> str:
+        """The content of results.md."""
+        plan = self.plan
+        count = (
+            f"{counted(len(self.suites), 'setting')} of {', '.join(plan.vary)}, {counted(len(plan.games), 'game')}"
+        )
+        sessions = f"{counted(plan.config.sessions, 'session')} of {plan.config.total_env_steps:,} env steps each"
+        parts = [
+            f"# {self.path.absolute().name}: {count}, {sessions}",
+            markdown_table(self._text_rows()),
+            EXPLANATION,
+        ]
+        if len(plan.games) > 1:
+            parts += _aggregate_parts(self.suites)
+        return "\n\n".join(parts) + "\n"
+
+    def _text_rows(self) -> list[list[str]]:
+        """The table as text, with a header."""
+        titles = GAME_COLUMNS | {"score": "score"}  # "ours" has no reference beside it here
+        rows = [["game", *self.plan.vary, *(titles[name] for name in TABLE_COLUMNS)]]
+        for row in self.rows:
+            figures = _figures(row.of_game).values()
+            cells = [value if isinstance(value, str) else score_text(value) for value in figures]
+            rows.append([row.of_game.game, *self._field_texts(row), *cells])
+        return rows
+
+    def _field_texts(self, row: SweepRow) -> list[str]:
+        """The values of the fields that vary, as text."""
+        return [value_text(row.fields[name]) for name in self.plan.vary]
+
+
+def _figures(row: GameRow) -> dict[str, Any]:
+    """The values of a row in `TABLE_COLUMNS`."""
+    return {name: getattr(row, name) for name in TABLE_COLUMNS}
 
 
 def sweep_results(sweep_dir: Path, plan: SweepPlan, suites: Mapping[str, SuiteResults]) -> SweepResults:
     """Makes the results of a sweep from the results of its suites; reads and writes nothing."""
-    rows = []
-    for setting in plan.settings:
-        for row in suites[setting.label].values["games"]:
-            figures = {name: row[name] for name in TABLE_COLUMNS}
-            rows.append({"game": row["game"], **setting.fields, **figures})
-    rows.sort(key=lambda row: plan.games.index(row["game"]))  # brings the settings of a game together
-    header = ["game", *plan.vary, *(GAME_COLUMNS[name] for name in TABLE_COLUMNS)]
-    header[header.index(GAME_COLUMNS["score"])] = "score"  # "ours" has no reference beside it here
-    cells = [
-        [
-            row["game"],
-            *(value_text(row[name]) for name in plan.vary),
-            *(row[name] if isinstance(row[name], str) else score_text(row[name]) for name in TABLE_COLUMNS),
-        ]
-        for row in rows
+    rows = [
+        SweepRow(setting.fields, row)
+        for game in plan.games
+        for setting in plan.settings
+        for row in suites[setting.label].rows
+        if row.game == game
     ]
-    count = f"{counted(len(suites), 'setting')} of {', '.join(plan.vary)}, {counted(len(plan.games), 'game')}"
-    sessions = counted(plan.config.sessions, "session")
-    parts = [
-        f"# {sweep_dir.absolute().name}: {count}, {sessions} of {plan.config.total_env_steps:,} env steps each",
-        markdown_table([header, *cells]),
-        EXPLANATION,
-    ]
-    if len(plan.games) > 1:
-        parts += _aggregate_parts(suites)
-    return SweepResults(sweep_dir, plan.vary, suites, rows, "\n\n".join(parts) + "\n")
+    return SweepResults(sweep_dir, plan, suites, rows)
 
 
 def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
@@ -76,8 +116,8 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
 
     Empty if there is no such game with a human score, or if the settings differ in their protocols.
     """
-    protocols = {suite.values["protocol"] for suite in suites.values()}
-    scores = {label: suite.values["scores"] for label, suite in suites.items()}
+    protocols = {suite.protocol for suite in suites.values()}
+    scores = {label: suite.scores for label, suite in suites.items()}
     shared = sorted(set.intersection(*(set(games) for games in scores.values())))
     if len(protocols) > 1 or not shared:
         return []
@@ -95,19 +135,9 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
 
 def save_sweep_results(results: SweepResults) -> None:
     """Writes results.md, results.csv and results.json of a sweep."""
-    values = {
-        "vary": results.vary,
-        "games": results.rows,
-        "settings": {label: suite.values for label, suite in results.suites.items()},
-    }
-    write_json(results.path / RESULTS_FILE, values)
-    file = io.StringIO()
-    writer = csv.DictWriter(file, ["game", *results.vary, *TABLE_COLUMNS], lineterminator="\n")
-    writer.writeheader()
-    for row in results.rows:  # an empty cell is an unknown figure, and the value None is `none`
-        writer.writerow(row | {name: value_text(row[name]) for name in results.vary})
-    write_file(results.path / "results.csv", file.getvalue())
-    write_file(results.path / "results.md", results.text)
+    write_json(results.path / RESULTS_FILE, results.to_json())
+    write_file(results.path / "results.csv", results.to_csv())
+    write_file(results.path / "results.md", results.to_markdown())
 
 
 def draw_sweep(sweep_dir: Path, suites: Mapping[str, Suite]) -> list[Path]:
