@@ -275,11 +275,17 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
     """
     expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
     require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
-    for part in ("init", "prepare", "loss", "optimizer"):
+    parts = {
+        "init": "init(params, key)",
+        "prepare": "prepare(state, apply, rollout, mean, options, key)",
+        "loss": "loss(params, apply, batch, options)",
+        "optimizer": "optimizer(options)",
+    }
+    for part, call in parts.items():
         function = getattr(algorithm, part)
         # The functions are keys in the cache of compiled updates, so they must be hashable.
         usable = callable(function) and isinstance(function, Hashable)
-        require(usable, f"{ALGORITHMS.field} {name}: {part}", function, "a function (hashable)")
+        require(usable, f"{ALGORITHMS.field} {name}: {part}", function, f"a function (hashable), called as {call}")
     check_coefficients(algorithm.coefficients, f"{ALGORITHMS.field} {name}: coefficients")
     ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(algorithm.coefficients)))
 

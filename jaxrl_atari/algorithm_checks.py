@@ -14,7 +14,10 @@ import optax.contrib
 
 from jaxrl_atari.algorithm import Metrics, Rollout, TrainState
 from jaxrl_atari.errors import InterfaceError, require_interface
-from jaxrl_atari.network_functions import shape_and_type
+from jaxrl_atari.network_functions import described, is_array
+
+REAL = (jnp.integer, jnp.floating, jnp.bool_)
+"""The types of real numbers."""
 
 OWN_METRICS = frozenset({"loss", "gradient_norm", "skipped_steps"})
 """Names of the metrics of `update` itself. No algorithm may return a metric with one of them."""
@@ -105,22 +108,6 @@ def shapes_and_types(tree: Any) -> dict[str, str]:
     return {path: described(leaf) for path, leaf in leaves_by_path(tree).items()}
 
 
-def described(x: Any) -> str:
-    """A value in messages: `float32[64]` for an array, `(TrainState, dict)` for a tuple, else its class."""
-    if type(x) is tuple:
-        return f"({', '.join(map(described, x))})"
-    return shape_and_type(x) if is_array(x) else type(x).__name__
-
-
-def is_array(x: Any) -> bool:
-    """Whether JAX can compute with x: an array, a tracer or a number."""
-    try:
-        jax.typeof(x)
-    except TypeError:
-        return False
-    return True
-
-
 def refused(tree: Any, accepts: Callable[[Any], bool]) -> dict[str, str]:
     """The leaves that a function does not accept, by their paths, as `described`."""
     return {path: described(leaf) for path, leaf in leaves_by_path(tree).items() if not accepts(leaf)}
@@ -132,6 +119,11 @@ def is_trainable(x: Any) -> bool:
 
 def can_be_kept(x: Any) -> bool:
     return is_array(x) and not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+
+
+def is_number(x: Any) -> bool:
+    """Whether x is an array of real numbers or of bools."""
+    return is_array(x) and any(jnp.issubdtype(jnp.result_type(x), kind) for kind in REAL)
 
 
 def is_tuple_of(length: int, x: Any) -> bool:
@@ -150,7 +142,7 @@ def as_floats(metrics: Metrics) -> Metrics:
     for name, value in metrics.items():
         require_interface(isinstance(name, str), "metric", name, "a string as its name")
         expected = "a single number, such as batch.mean(x)"
-        require_interface(is_array(value), "metric", name, expected, f"it is {value!r}")
+        require_interface(is_number(value), "metric", name, expected, f"it is {value!r}")
         shape = jnp.shape(value)
         require_interface(shape == (), "metric", name, expected, f"its shape is {shape}")
     check_names(metrics.keys(), OWN_METRICS)
@@ -184,8 +176,32 @@ def check_optimizer(optimizer: Any) -> None:
 
 
 def check_optimizer_state(opt_state: optax.OptState) -> None:
-    """Raises `InterfaceError` if the state, or a part of it, is one of `REFUSED_OPTIMIZER_STATES`."""
+    """Raises `InterfaceError` if a leaf of the state is no array, or a part is in `REFUSED_OPTIMIZER_STATES`."""
+    for path, leaf in refused(opt_state, is_array).items():
+        raise InterfaceError(f"state{path} of optimizer", leaf, "an array or a number")
     for types, expected in REFUSED_OPTIMIZER_STATES.items():
         parts = jax.tree.leaves(opt_state, is_leaf=lambda part, types=types: isinstance(part, types))
         for part in parts:
             require_interface(not isinstance(part, types), "optimizer", type(part).__name__, expected)
+
+
+def check_optimizer_step(before: TrainState, returned: Any) -> tuple[Any, optax.OptState]:
+    """What `update` of the optimiser returned: the changes of the parameters, and its state.
+
+    Args:
+        before: the state before this gradient step.
+
+    Raises:
+        InterfaceError: it is no pair; the changes are no tree like the parameters; or an array of the state has
+            another shape, type or path in the tree than before.
+    """
+    name = "optimizer.update"
+    require_interface(is_tuple_of(2, returned), name, described(returned), "a pair: updates, and the state")
+    updates, opt_state = returned
+    structure, expected = jax.tree.structure(updates), jax.tree.structure(before.params)
+    require_interface(structure == expected, f"updates of {name}", structure, f"the structure {expected}")
+    old, new = shapes_and_types(before.opt_state), shapes_and_types(opt_state)
+    for path in old | new:
+        got, expected = new.get(path, "nothing"), old.get(path, "nothing")
+        require_interface(got == expected, f"state{path} of {name}", got, f"{expected}, as in the state before")
+    return updates, opt_state

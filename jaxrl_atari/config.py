@@ -290,11 +290,11 @@ class NetworkConfig:
     Parameters, heads and losses are always float32. On a GPU from Ampere on, `float32` convolutions compute in
     TF32."""
     conv: Literal["auto", "plain", "layers", "by_hand"] = "auto"
-    """Gradients of the convolutions: `plain` (XLA's own, cuDNN on a GPU); `layers` (those of `layers.Conv` for
-    CPUs); `by_hand` (as `layers`, but where only CPUs learn and act, the convolutions of `nature` and
-    `nature_lstm` are matrix products, written by hand); or `auto`: `by_hand` where only CPUs learn and act, else
-    `plain`. In the same `compute_dtype`, results agree up to rounding. With `plain`, `compute_dtype = auto` is
-    float32 on every CPU."""
+    """How the convolutions, and their gradients, are computed: `plain` (by XLA, with cuDNN on a GPU); `layers`
+    (by `layers.Conv` in its form for CPUs); `by_hand` (as `layers`, but where only CPUs learn and act, the
+    convolutions of `nature` and `nature_lstm`, and the dense layer after them, are matrix products, written by
+    hand); or `auto`: `by_hand` where only CPUs learn and act, else `plain`. In the same `compute_dtype`, results
+    agree up to rounding. With `plain`, `compute_dtype = auto` is float32 on every CPU."""
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,8 @@ class Conv(nn.Module):
 def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax.Array) -> jax.Array:
     """`torso(x)`; where `for_cpus` is true, in chunks of at most `CHUNK` samples.
 
+    `fast/by_hand.py` has such a loop for functions of arrays (`torso_in_chunks`).
+
     Args:
         torso: a function of each sample alone, which uses layers of `module`.
         module: the module in whose `__call__` this is.

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.errors import ConfigError, InterfaceError, require_interface
+from jaxrl_atari.errors import ConfigError, InterfaceError, require, require_interface
 from jaxrl_atari.frames import FRAME_SIZE, STACK
 from jaxrl_atari.network_interface import Observation, Outputs, is_recurrent
 from jaxrl_atari.registry import NETWORKS
@@ -32,9 +32,13 @@ def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float3
         module = network(num_actions=num_actions, dtype=dtype)
         hash(module)  # the module is a key of the caches of compiled programs
     except TypeError as error:
-        expected = "a flax.linen.Module with the fields num_actions and dtype, and hashable values in its others"
-        raise ConfigError(NETWORKS.field, config.name, expected, str(error)) from error
+        raise ConfigError(NETWORKS.field, config.name, A_NETWORK, str(error)) from error
+    require(isinstance(module, nn.Module), NETWORKS.field, config.name, A_NETWORK, f"it makes {described(module)}")
     return module
+
+
+A_NETWORK = "a flax.linen.Module with the fields num_actions and dtype, and hashable values in its others"
+"""What is expected of a registered network, in messages."""
 
 
 PARAMETERS_ALONE = "parameters alone (the collection `params`), and no random numbers"
@@ -45,12 +49,14 @@ def init_params(module: nn.Module, key: jax.Array) -> Any:
     """The first parameters, float32; the same in every form of the network.
 
     Raises:
-        InterfaceError: the network has other variables than parameters.
+        InterfaceError: the network has no parameters, or other variables than these.
     """
     variables = module.init(key, *_inputs(module, empty_observation(module)))
     others = ", ".join(sorted(set(variables) - {"params"}))
     hint = f"it also has the collection {others}, which no update would change"
-    require_interface(not others, "network", type(module).__name__, PARAMETERS_ALONE, hint)
+    name = type(module).__name__
+    require_interface(not others, "network", name, PARAMETERS_ALONE, hint)
+    require_interface("params" in variables, "network", name, PARAMETERS_ALONE, "no layer of it has been called")
     return variables["params"]
 
 
@@ -91,13 +97,19 @@ def initial_carry(module: Any, num_envs: int) -> Any:
     """What a network remembers before its first game, [num_envs, ...]: `()` unless it is recurrent.
 
     Raises:
-        InterfaceError: the network has a method `initial_carry`, which returns no array.
+        InterfaceError: the network has a method `initial_carry`, which returns no array, or something else than
+            arrays [num_envs, ...].
     """
     if not _is_recurrent_module(module):
         return ()
     carry = module.initial_carry(num_envs)
     expected = "an initial_carry of one array or more; a network without a memory has no such method"
-    require_interface(is_recurrent(carry), "network", type(module).__name__, expected, f"it returns {carry}")
+    name = type(module).__name__
+    require_interface(is_recurrent(carry), "network", name, expected, f"it returns {carry}")
+    for memory in jax.tree.leaves(carry):
+        fits = is_array(memory) and jnp.shape(memory)[:1] == (num_envs,)
+        expected = f"an initial_carry with one row per environment, of shape [{num_envs}, ...]"
+        require_interface(fits, "network", name, expected, f"it returns {described(memory)}")
     return carry
 
 
@@ -121,27 +133,29 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
     samples = observation.stacks.shape[0]
     if not isinstance(returned, Outputs):
         pair = isinstance(returned, tuple) and len(returned) == 2
-        got = f"{len(returned)} values" if isinstance(returned, tuple) else type(returned).__name__
+        got = f"{len(returned)} values" if isinstance(returned, tuple) else described(returned)
         expected = "Outputs, as in Outputs(logits, value, features=x), or the pair of logits and value"
         require_interface(pair, "network", name, expected, f"it returns {got}")
         returned = Outputs(*returned)
     shapes = {"logits": (samples, module.num_actions), "value": (samples,)}
     for field, shape in shapes.items():
         output = getattr(returned, field)
-        got, dtype = jnp.shape(output), jnp.result_type(output)
         hint = ", such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
         expected = f"{field} of shape {_text(shape)}{hint}"
+        require_interface(is_array(output), "network", name, expected, f"it is {described(output)}")
+        got, dtype = jnp.shape(output), jnp.result_type(output)
         require_interface(got == shape, "network", name, expected, f"its shape is {_text(got)}")
-        is_precise = jnp.promote_types(dtype, jnp.float32) == dtype
+        is_precise = jnp.issubdtype(dtype, jnp.floating) and jnp.promote_types(dtype, jnp.float32) == dtype
         expected = f"{field} in float32: heads compute in float32, whatever the `dtype` of the torso"
         require_interface(is_precise, "network", name, expected, f"it is {dtype}")
     for field in ("features", "extra"):
         for output in jax.tree.leaves(getattr(returned, field)):
-            shape = jnp.shape(output)
             expected = f"{field} with one row per sample, of shape [{samples}, ...]"
+            require_interface(is_array(output), "network", name, expected, f"it is {described(output)}")
+            shape = jnp.shape(output)
             require_interface(shape[:1] == (samples,), "network", name, expected, f"its shape is {_text(shape)}")
     if _is_recurrent_module(module):
-        given, got = (jax.tree.map(shape_and_type, carry) for carry in (observation.carry, returned.carry))
+        given, got = (jax.tree.map(described, carry) for carry in (observation.carry, returned.carry))
         require_interface(
             got == given,
             "network",
@@ -155,9 +169,20 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
     return returned
 
 
-def shape_and_type(x: jax.typing.ArrayLike) -> str:
-    """Type and shape of an array, such as `float32[16, 256]`."""
-    return f"{jnp.result_type(x)}{_text(jnp.shape(x))}"
+def described(x: Any) -> str:
+    """A value in messages: `float32[64]` for an array, `(TrainState, dict)` for a tuple, else its class."""
+    if type(x) is tuple:
+        return f"({', '.join(map(described, x))})"
+    return f"{jnp.result_type(x)}{_text(jnp.shape(x))}" if is_array(x) else type(x).__name__
+
+
+def is_array(x: Any) -> bool:
+    """Whether JAX can compute with x: an array, a tracer or a number."""
+    try:
+        jax.typeof(x)
+    except TypeError:
+        return False
+    return True
 
 
 def _text(shape: tuple[int, ...]) -> str:

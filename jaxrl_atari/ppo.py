@@ -201,6 +201,9 @@ def check_shapes(outputs: Outputs, batch: Minibatch) -> None:
     """
     samples, (size,) = batch.samples, batch.mean.weight.shape
     shape, where = jnp.shape(outputs.logits), "in ppo_loss_of_outputs"
+    for name in ("action", "advantage", "target"):
+        expected = "ppo.Samples: of samples of your own, pass on the part of PPO, batch._replace(samples=...)"
+        require_interface(hasattr(samples, name), f"samples {where}", type(samples).__name__, expected)
     is_table = len(shape) == 2 and shape[0] == size
     require_interface(is_table, f"shape of logits {where}", list(shape), f"[{size}, number of actions]")
     numbers = {

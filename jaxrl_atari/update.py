@@ -18,6 +18,7 @@ from jaxrl_atari.algorithm_checks import (
     check_names,
     check_optimizer,
     check_optimizer_state,
+    check_optimizer_step,
     check_prepared,
     strongly_typed,
 )
@@ -108,7 +109,8 @@ def update(
         )
         (loss, metrics), gradients = value_and_gradient(before.params)
         gradients, metrics = mean_over_devices((gradients, metrics | {"loss": loss}), shard)
-        updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
+        returned = optimizer.update(gradients, before.opt_state, before.params)
+        updates, opt_state = check_optimizer_step(before, returned)
         params = optax.apply_updates(before.params, updates)
         after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
         return after, metrics | {"gradient_norm": optax.tree.norm(gradients)}

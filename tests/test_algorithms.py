@@ -139,6 +139,7 @@ def test_a_part_that_is_not_hashable():
     [
         (partial(Sized, sizes=np.ones(2)), "Failed to hash Flax Module"),
         (lambda num_actions: Sized(num_actions), "unexpected keyword argument 'dtype'"),
+        (lambda num_actions, dtype: None, "it makes NoneType"),
     ],
 )
 def test_a_network_that_cannot_be_made(network, message):
@@ -341,6 +342,29 @@ def test_samples_of_another_shape_than_the_rollouts(leaf, message):
 
     expected = f"expected an array of shape [{LENGTH}, {ENVS}, ...]"
     with pytest.raises(InterfaceError, match=re.escape(f"samples{message}: {expected}")):
+        updated(PPO._replace(prepare=prepare))
+
+
+@pytest.mark.parametrize("value", [KEY, 1j])
+def test_a_metric_is_a_real_number(value):
+    """A random key was an error of NumPy, and a complex number ended the training when it was logged."""
+
+    def loss(*arguments):
+        loss, metrics = ppo_loss(*arguments)
+        return loss, metrics | {"own": jnp.asarray(value)}
+
+    with pytest.raises(InterfaceError, match="metric = 'own': expected a single number"):
+        updated(PPO._replace(loss=loss))
+
+
+def test_samples_around_those_of_ppo_are_no_samples_of_its_loss():
+    """An `AttributeError` came from within the package."""
+
+    def prepare(*arguments):
+        state, samples, metrics = ppo_prepare(*arguments)
+        return state, {"ppo": samples}, metrics
+
+    with pytest.raises(InterfaceError, match=r"samples in ppo_loss_of_outputs = 'dict': expected ppo\.Samples: "):
         updated(PPO._replace(prepare=prepare))
 
 
@@ -859,3 +883,28 @@ def test_options_can_be_arguments_of_a_compiled_function_wherever_they_come_from
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(result.stdout) == pytest.approx(Config().ppo.gamma)
+
+
+@pytest.mark.parametrize(
+    ("init", "step", "message"),
+    [
+        (
+            lambda params: {"name": "own"},
+            lambda g, s: (g, s),
+            "state['name'] of optimizer = 'str': expected",
+        ),
+        (lambda params: (), lambda g, s: g, "optimizer.update = 'dict': expected a pair: updates, and the state"),
+        (lambda params: (), lambda g, s: (jax.tree.leaves(g), s), "updates of optimizer.update = PyTreeDef([*"),
+        (
+            lambda params: jnp.int32(0),
+            lambda g, s: (g, s + 0.5),
+            "state of optimizer.update = 'float32[]': expected int32[], as in the state before",
+        ),
+    ],
+    ids=["a text in the state", "no pair", "another tree", "another type"],
+)
+def test_an_optimiser_of_ones_own_that_steps_wrongly(init, step, message):
+    """These were errors of JAX and of optax."""
+    own = optax.GradientTransformation(init, lambda gradients, state, params=None: step(gradients, state))
+    with pytest.raises(InterfaceError, match=re.escape(message)):
+        updated(PPO._replace(optimizer=lambda options: own))

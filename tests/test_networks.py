@@ -831,11 +831,27 @@ def features_of_all_samples(self, stacks):
     return outputs._replace(features=outputs.features.mean(0))
 
 
+def value_that_is_missing(self, stacks):
+    return NatureActorCritic.__call__(self, stacks)._replace(value=None)
+
+
+def complex_logits(self, stacks):
+    outputs = NatureActorCritic.__call__(self, stacks)
+    return outputs._replace(logits=outputs.logits + 0j)
+
+
+def text_in_extra(self, stacks):
+    return NatureActorCritic.__call__(self, stacks)._replace(extra={"name": "own"})
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (value_that_is_missing, r"expected value of shape \[5\].*; it is NoneType"),
+        (complex_logits, "expected logits in float32: .*; it is complex64"),
+        (text_in_extra, r"expected extra with one row per sample, .*; it is str"),
         (three_outputs, r"expected Outputs, .* or the pair of logits and value.*it returns 3 values"),
-        (logits_alone, "expected Outputs, .* or the pair of logits and value"),
+        (logits_alone, r"expected Outputs, .* or the pair of logits and value; it returns float32\[5, 6\]"),
         (
             column_of_values,
             r"expected value of shape \[5\], such as nn.Dense\(1\)\(x\)\[:, 0\].*its shape is \[5, 1\]",
@@ -878,6 +894,35 @@ def test_a_recurrent_network_returns_a_memory_of_the_form_that_it_is_given(chang
     )
     with pytest.raises(InterfaceError, match=expected):
         jax.eval_shape(partial(apply_module, module), first_params("nature_lstm"), observation)
+
+
+@pytest.mark.parametrize(
+    ("carry", "got"),
+    [
+        (lambda num_envs: 0.0, r"float32\[\]"),
+        (lambda num_envs: jnp.zeros(256), r"float32\[256\]"),
+        (lambda num_envs: (jnp.zeros((num_envs, 2)), "own"), "str"),
+    ],
+    ids=["number", "no environments", "text"],
+)
+def test_a_memory_has_one_row_per_environment(carry, got):
+    """These were errors of JAX, within the network or when its rollout was made."""
+    network = type("Own", (NatureLSTM,), {"initial_carry": lambda self, num_envs: carry(num_envs)})
+    expected = rf"network = 'Own': expected an initial_carry with one row per .*\[1, ...\]; it returns {got}"
+    with pytest.raises(InterfaceError, match=expected):
+        init_params(network(ACTIONS), jax.random.key(0))
+
+
+def test_a_network_without_parameters_is_refused():
+    """It was a `KeyError`."""
+
+    class Constant(nn.Module):
+        @nn.compact
+        def __call__(self, stacks):
+            return jnp.zeros((len(stacks), ACTIONS)), jnp.zeros(len(stacks))
+
+    with pytest.raises(InterfaceError, match=r"network = 'Constant': expected parameters .*no layer of it has"):
+        init_params(Constant(), jax.random.key(0))
 
 
 def test_a_network_whose_memory_is_empty_is_refused():

@@ -171,7 +171,11 @@ def block_kernels(params: Any) -> Kernels:
 
 
 def torso_in_chunks(blocks: jax.Array, kernels: Kernels, dtype: Any, chunk_size: int) -> jax.Array:
-    """The torso in chunks of at most `chunk_size` samples: uint8 [N, 21, 21, 64] -> float32 [N, 3136]."""
+    """The torso in chunks of at most `chunk_size` samples: uint8 [N, 21, 21, 64] -> float32 [N, 3136].
+
+    `layers.in_chunks` is the loop for layers. It scans with flax, because only flax's own scan passes on the
+    parameters of a module. Here parameters are arrays, and the torso has to know whether it is in a loop.
+    """
     n = len(blocks)
     count = -(-n // chunk_size)
     loop = count > UNROLLED
