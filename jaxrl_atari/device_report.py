@@ -23,7 +23,7 @@ from jaxrl_atari.devices import learner_devices
 from jaxrl_atari.errors import ConfigError, UserError, reason
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices
 from jaxrl_atari.hardware.gpu_interface import VisibleGpus
-from jaxrl_atari.hardware.gpus import forbid_gpu, gpu_provider, visible_gpus
+from jaxrl_atari.hardware.gpus import gpu_provider, limit_to_cpu, visible_gpus
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
 from jaxrl_atari.hardware.start import StartedGpus, settle_devices, start_gpus
 from jaxrl_atari.option_forms import GpuOption
@@ -94,7 +94,7 @@ def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     visible = found.visible
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
-    tried = _start(visible, config.devices.memory_fraction)
+    tried = _try_gpus(visible, config.devices.memory_fraction)
     broken = _try_devices([*tried.started.by_index.values(), jax.devices("cpu")[0]])
 
     failures = [*visible.failures, *tried.problems, *broken]
@@ -129,20 +129,20 @@ def _find_gpus() -> FoundGpus:
         return FoundGpus(VisibleGpus((), str(error), failures=(str(error),)), error)
 
 
-def _start(visible: VisibleGpus, memory_fraction: float | None) -> TriedGpus:
+def _try_gpus(visible: VisibleGpus, memory_fraction: float | None) -> TriedGpus:
     """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all."""
     all_indices = range(len(visible.in_one_process))
     full = [index for index in all_indices if gpu_provider().is_full(visible.gpus[index])]
     free = tuple(index for index in all_indices if index not in full)
     problems = [f"GPU {index}: other processes hold its memory" for index in full]
     if not free:
-        forbid_gpu("; ".join(problems) or visible.why_none)  # JAX can still start on the CPU
+        limit_to_cpu("; ".join(problems) or visible.why_none)  # JAX can still start on the CPU
         return TriedGpus(StartedGpus(), problems, full)
     apply_memory_fraction(DevicesConfig(memory_fraction=memory_fraction))
     gpu_provider().limit(free)
     started = start_gpus(visible.gpus, free)
     if started.full:  # there is memory on each, and not enough on one
-        forbid_gpu(started.why_none)
+        limit_to_cpu(started.why_none)
         if len(free) == 1:
             return TriedGpus(started, [*problems, started.why_none], [*full, *free])
         hint = "for a report on one GPU alone, set CUDA_VISIBLE_DEVICES to its index"

@@ -6,8 +6,7 @@ The verbs mean the same here and in `choice.py`, `start.py` and `gpus.py` of `ha
 |---|---|
 | choose | find what the options ask for: indices of visible GPUs, or the CPU |
 | divide | share out the visible GPUs among the sessions of a trial, suite or sweep |
-| limit | let JAX start on the chosen GPUs only |
-| forbid | let JAX start on no GPU |
+| limit | let JAX start on the chosen GPUs only, or on none |
 | start | start JAX on the GPUs to which it is limited |
 | settle | keep to the choice if JAX has started on it, fall back to the CPU, or raise an error |
 | place | choose, limit, start and settle: the result is devices of JAX |

@@ -63,11 +63,11 @@ def _machine(monkeypatch):
     platforms, in_jax = jax.config.jax_platforms, jax.config.read("jax_cuda_visible_devices")
     jax.config.update("jax_platforms", None)
     nvidia._start_nvml.cache_clear()
-    nvidia._number_gpus_as_nvml.cache_clear()
+    nvidia._check_choice_in_jax.cache_clear()
     before = gpus.use_provider(nvidia.NvidiaGpus())
     yield nvml
     gpus.use_provider(before)
     nvidia._start_nvml.cache_clear()
-    nvidia._number_gpus_as_nvml.cache_clear()
+    nvidia._check_choice_in_jax.cache_clear()
     jax.config.update("jax_platforms", platforms)
     jax.config.update("jax_cuda_visible_devices", in_jax)

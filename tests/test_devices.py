@@ -45,6 +45,7 @@ def _clean(monkeypatch):
         ("", []),
         ("-1", []),
         (",0", []),
+        ("\u0663", []),  # a 3 in Arabic script, which CUDA does not read
     ],
 )
 def test_cuda_visible_devices_chooses(names, expected, machine, monkeypatch):
@@ -346,7 +347,7 @@ def started_on(*indices):
         (TWO, FULL, "GPU 0 is full", "GPU 0 is full", "GPU 0 is full", "GPU 0 is full"),
         (TWO, BROKEN, "cpu", "none; CUDA is broken", "none; CUDA is broken", "none; CUDA is broken"),
         (TWO, started_on(1), "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", "without GPU 0 (GPU-a)", 1),
-        (TWO._replace(kept=(1,)), started_on(1), 1, 1, "one of [1], on which JAX has started", 1),
+        (TWO._replace(started=(1,)), started_on(1), 1, 1, "one of [1], on which JAX has started", 1),
         (NONE, StartedGpus(), "cpu", "none; no driver", "none; no driver", "none; no driver"),
     ],
 )

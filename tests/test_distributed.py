@@ -239,7 +239,7 @@ def test_a_signal_during_a_callback_ends_the_wait_too(tmp_path):
         ("localhost:99999", 1, "'localhost:99999': expected HOST:PORT of process 0, with a PORT from 1 to 65535"),
         ("localhost:0", 0, "expected HOST:PORT of process 0, with a PORT from 1 to 65535"),
         ("TAKEN", 0, "expected a free port of this machine; [Errno 98] Address already in use"),
-        ("localhost:9", 2, "Got process_id=2, num_processes=2"),
+        ("localhost:9", 2, "devices.process_index = 2: expected less than devices.num_processes = 2"),
     ],
 )
 def test_a_coordinator_that_cannot_be(coordinator, index, message, tmp_path):
@@ -251,6 +251,14 @@ def test_a_coordinator_that_cannot_be(coordinator, index, message, tmp_path):
     assert message in error
     assert "it needs" not in error  # all three options are given
     assert not (tmp_path / "data").exists()
+
+
+def test_gpus_of_a_process_that_are_no_indices_are_refused(tmp_path):
+    arguments = [*SMALL, "--output-dir", tmp_path / "data", *options("localhost:9", 1)]
+    result = python(*arguments, JAX_LOCAL_DEVICE_IDS="0,one")
+    assert result.returncode == 2
+    expected = "JAX_LOCAL_DEVICE_IDS = '0,one': expected indices of visible GPUs, such as 0,1"
+    assert expected in one_error_line(result.stderr)
 
 
 TOGETHER = """

@@ -23,7 +23,7 @@ from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export.programs import export_policy
-from jaxrl_atari.hardware.gpus import forbid_gpu
+from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, RunDir
 from jaxrl_atari.output import say
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         require_package(package, "export")
     if options.output is not None:
         require_new_folder(options.output, "--output")
-    forbid_gpu()  # a GPU may be training
+    limit_to_cpu()  # a GPU may be training
     run = read_run(options.run_dir)
     session = None if options.session == "best" else options.session
     policy = load_policy(options.run_dir, options.checkpoint, session=session)

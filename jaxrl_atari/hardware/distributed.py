@@ -26,12 +26,16 @@ from jaxrl_atari.output import say
 WAIT_SECONDS = 24 * 3_600
 """Time that a process waits for the others to start."""
 
+LOCAL_IDS_VARIABLE = "JAX_LOCAL_DEVICE_IDS"
+"""JAX's environment variable for the GPUs of one process of several."""
+
 
 def join_processes(options: DevicesConfig) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
     Raises:
-        ConfigError: JAX has started, this machine lacks the devices, or process 0 cannot use its port.
+        ConfigError: JAX has started, this machine lacks the devices, process 0 cannot use its port, or an option
+            or JAX_LOCAL_DEVICE_IDS has an impossible value.
         UserError: the options do not say where the other processes are.
     """
     is_first = not jax.distributed.is_initialized() and not has_started()
@@ -41,6 +45,7 @@ def join_processes(options: DevicesConfig) -> None:
     count = options.num_processes
     if coordinator is not None:
         _check_coordinator(coordinator, is_here=options.process_index == 0)
+    _check_indices(options)
     chosen = limit_jax(options)
     if coordinator is not None:
         everyone = f"all {count} processes" if count else "all processes"
@@ -53,7 +58,7 @@ def join_processes(options: DevicesConfig) -> None:
         "process_id": options.process_index,
         "initialization_timeout": WAIT_SECONDS,
     }
-    if not os.environ.get("JAX_LOCAL_DEVICE_IDS") and chosen.used:
+    if not os.environ.get(LOCAL_IDS_VARIABLE) and chosen.used:
         arguments["local_device_ids"] = chosen.used  # a cluster manager would give one GPU to each process
     try:
         with ThreadPool(1) as thread:  # JAX waits in C++, where the main thread would answer no signal
@@ -69,6 +74,18 @@ def join_processes(options: DevicesConfig) -> None:
                 " or a cluster manager that JAX knows"
             )
         raise UserError(f"devices.distributed: {str(error).rstrip('.')}{hint}") from error
+
+
+def _check_indices(options: DevicesConfig) -> None:
+    """Raises `ConfigError` for an index of a process that there is not, or indices of GPUs that are none."""
+    count, index = options.num_processes, options.process_index
+    if count is not None and index is not None:
+        expected = f"less than devices.num_processes = {count}; the first process has index 0"
+        require(index < count, "devices.process_index", index, expected)
+    local_ids = os.environ.get(LOCAL_IDS_VARIABLE)
+    if local_ids:
+        is_list = re.fullmatch(r"[0-9]+(,[0-9]+)*", local_ids.replace(" ", "")) is not None
+        require(is_list, LOCAL_IDS_VARIABLE, local_ids, "indices of visible GPUs, such as 0,1")
 
 
 def _check_coordinator(coordinator: str, is_here: bool) -> None:

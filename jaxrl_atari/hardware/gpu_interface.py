@@ -39,8 +39,8 @@ class VisibleGpus(NamedTuple):
     lacks_plugin: bool = False  # whether `gpus` is empty because JAX has no plugin for those that are there
     one_per_process: bool = False
     """Whether a process can use the first one only. Several processes that see one each can use them all."""
-    kept: tuple[int, ...] = ()
-    """Indices of those on which JAX has started in this process, and to which it keeps; empty before."""
+    started: tuple[int, ...] = ()
+    """Indices of those on which JAX has started in this process. It keeps to them. Empty before it starts."""
 
     @property
     def in_one_process(self) -> tuple[Gpu, ...]:
@@ -50,7 +50,7 @@ class VisibleGpus(NamedTuple):
     @property
     def usable(self) -> tuple[int, ...]:
         """The indices of the GPUs on which JAX has started, or may start, in one process."""
-        return self.kept or tuple(range(len(self.in_one_process)))
+        return self.started or tuple(range(len(self.in_one_process)))
 
 
 class GpuProvider(Protocol):
@@ -121,7 +121,8 @@ def obey_cuda_visible_devices(
         return VisibleGpus(tuple(gpus))
     left: list[Gpu] = []
     for name in map(str.strip, names.split(",")):
-        numbered = gpus[int(name)] if name.isdecimal() and int(name) < len(gpus) else None
+        is_index = name.isascii() and name.isdecimal() and int(name) < len(gpus)
+        numbered = gpus[int(name)] if is_index else None
         named = [gpu for gpu in gpus if name and gpu.uuid.startswith(name)]
         found = numbered or (named[0] if len(named) == 1 else find(name))
         if found is None:

@@ -39,11 +39,11 @@ def visible_gpus() -> VisibleGpus:
 
 
 def usable_gpus() -> VisibleGpus:
-    """As `visible_gpus`, but JAX, where it has started on a GPU in this process, keeps to those that it has."""
+    """The GPUs of `visible_gpus`. Once JAX has started on GPUs in this process, only these are `usable`."""
     visible = visible_gpus()
     if not visible.gpus:
         return visible
-    return visible._replace(kept=tuple(sorted(gpus_by_index(gpu_provider().started_gpus()))))
+    return visible._replace(started=tuple(sorted(gpus_by_index(gpu_provider().started_gpus()))))
 
 
 def gpus_by_index(gpus: Sequence[jax.Device]) -> dict[int, jax.Device]:
@@ -55,7 +55,7 @@ def gpus_by_index(gpus: Sequence[jax.Device]) -> dict[int, jax.Device]:
     return {gpu_provider().index(gpu): gpu for gpu in own}
 
 
-def forbid_gpu(why: str = "this process needs none") -> None:
+def limit_to_cpu(why: str = "this process needs none") -> None:
     """Keeps JAX off the GPUs, so that it takes none of their memory. Call it before JAX starts its back end.
 
     Once JAX has started on a GPU, it does nothing: other code of this process may use the GPU.

@@ -45,6 +45,7 @@ class NvidiaGpus:
             return VisibleGpus((), f"JAX may use only the platform {platforms} (JAX_PLATFORMS)")
         try:
             _start_nvml()
+            _check_choice_in_jax()
             _number_gpus_as_nvml()
             gpus, errors = _readable_gpus()
         except nvml.NVMLError as error:
@@ -141,16 +142,20 @@ def _start_nvml() -> None:
     nvml.nvmlInit()
 
 
-@cache
+@cache  # asked once, because `limit` and `jax.distributed` set this option of JAX later
+def _check_choice_in_jax() -> None:
+    """Raises `ConfigError` if the user has chosen GPUs in JAX's config."""
+    in_jax = jax_config.read("jax_cuda_visible_devices")
+    hint = "choose GPUs with CUDA_VISIBLE_DEVICES or devices.gpu"
+    require(in_jax == "all", "jax_cuda_visible_devices", in_jax, "all", hint)
+
+
 def _number_gpus_as_nvml() -> None:
     """Makes CUDA number the GPUs as NVML does. By default, CUDA numbers the fastest GPU first.
 
     Raises:
-        ConfigError: the user has chosen another order for CUDA, or GPUs in JAX's config.
+        ConfigError: the user has chosen another order for CUDA.
     """
-    in_jax = jax_config.read("jax_cuda_visible_devices")  # later, `limit` and `jax.distributed` set it
-    hint = "choose GPUs with CUDA_VISIBLE_DEVICES or devices.gpu"
-    require(in_jax == "all", "jax_cuda_visible_devices", in_jax, "all", hint)
     order = os.environ.get("CUDA_DEVICE_ORDER") or "PCI_BUS_ID"
     hint = "unset it, and choose GPUs by the indices or UUIDs of nvidia-smi"
     require(order == "PCI_BUS_ID", "CUDA_DEVICE_ORDER", order, "PCI_BUS_ID", hint)

@@ -14,7 +14,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_among, choose_devices
 from jaxrl_atari.hardware.gpu_interface import Gpu, VisibleGpus
-from jaxrl_atari.hardware.gpus import forbid_gpu, gpu_provider, gpus_by_index, usable_gpus
+from jaxrl_atari.hardware.gpus import gpu_provider, gpus_by_index, limit_to_cpu, usable_gpus
 from jaxrl_atari.hardware.jax_settings import (
     check_deterministic_kernels,
     has_started_on_gpu,
@@ -47,7 +47,7 @@ def limit_jax(options: DevicesConfig) -> DeviceChoice:
     if chosen.gpus:
         gpu_provider().limit(chosen.used)
     else:
-        forbid_gpu(chosen.why_none)
+        limit_to_cpu(chosen.why_none)
     return chosen
 
 
@@ -80,18 +80,25 @@ def start_gpus(visible: Sequence[Gpu], used: Sequence[int]) -> StartedGpus:
     except RuntimeError as error:
         # XLA can raise an error that does not name the memory, although it was the cause.
         full = tuple(index for index in used if gpu_provider().is_full(visible[index]))
-        if not full and not NO_MEMORY.search(str(error)):
-            why_none = f"JAX cannot start on a GPU: {reason(error)}"
-            forbid_gpu(why_none)
-            return StartedGpus(why_none=why_none)
-        named = ", ".join(f"GPU {index} ({visible[index].uuid})" for index in full or used)
-        why = f"other processes hold the memory of {named}"
-        if not full:
-            why = f"too little memory is free on {'one of ' if len(used) > 1 else ''}{named}"
-        advice = "wait for other processes, lower their devices.memory_fraction, or choose another GPU"
-        why_none = f"JAX cannot start on a GPU ({str(error)[:160]}): {why}; {advice}"
-        return StartedGpus(full=full or tuple(used), why_none=why_none)
+        if full or NO_MEMORY.search(str(error)):
+            return StartedGpus(full=full or tuple(used), why_none=_memory_is_lacking(error, visible, used, full))
+        why_none = f"JAX cannot start on a GPU: {reason(error)}"
+        limit_to_cpu(why_none)
+        return StartedGpus(why_none=why_none)
     return StartedGpus(gpus, gpus_by_index(gpus))
+
+
+def _memory_is_lacking(error: Exception, visible: Sequence[Gpu], used: Sequence[int], full: Sequence[int]) -> str:
+    """The error that memory is lacking on GPUs that are `full`, or on at least one of those that are `used`."""
+    named = ", ".join(f"GPU {index} ({visible[index].uuid})" for index in full or used)
+    if full:
+        why = f"other processes hold the memory of {named}"
+    elif len(used) == 1:
+        why = f"too little memory is free on {named}"
+    else:
+        why = f"too little memory is free on one of {named}"
+    advice = "wait for other processes, lower their devices.memory_fraction, or choose another GPU"
+    return f"JAX cannot start on a GPU ({str(error)[:160]}): {why}; {advice}"
 
 
 def settle_devices(options: DevicesConfig, chosen: DeviceChoice, started: StartedGpus) -> DeviceChoice:
@@ -123,8 +130,8 @@ def settle_devices(options: DevicesConfig, chosen: DeviceChoice, started: Starte
     if not started.gpus:
         return choose_among(options, VisibleGpus((), started.why_none))
     # JAX_LOCAL_DEVICE_IDS may keep one process of several from some GPUs, which then do not learn.
-    needed = chosen._replace(learner=()) if options.distributed else chosen
-    absent = [f"GPU {index} ({chosen.gpus[index].uuid})" for index in needed.used if index not in started.by_index]
+    needed = chosen._replace(learner=()).used if options.distributed else chosen.used
+    absent = [f"GPU {index} ({chosen.gpus[index].uuid})" for index in needed if index not in started.by_index]
     if absent:
         hint = "`python -m jaxrl_atari.devices` tests each GPU"
         raise UserError(f"JAX has started without {', '.join(absent)}; {hint}")

@@ -33,7 +33,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.commands import list_commands
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.errors import UserError, os_reason, require_package
-from jaxrl_atari.hardware.gpus import forbid_gpu
+from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.hub.files import packed_files, repository_files
 from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.option_forms import CheckpointChoice, RunDir
@@ -213,7 +213,7 @@ def pack(options: PackOptions) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `python -m jaxrl_atari.hub`."""
-    forbid_gpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
+    limit_to_cpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
     command, *words = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if command == "push":
         push(parse(PushOptions, words, "hub push"))
