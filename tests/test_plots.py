@@ -17,8 +17,8 @@ from jaxrl_atari import plots
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report import graphs, score_statistics
-from jaxrl_atari.report.graphs import COLOURS
+from jaxrl_atari.report import aggregates, graphs
+from jaxrl_atari.report.figures import COLOURS
 from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.summary import read_run
@@ -207,7 +207,7 @@ def test_a_profile_shows_shares_from_0_to_1_and_promises_only_the_intervals_that
     for sessions in (1, 3):
         # Below random play.
         scores = {"Pong": [-0.5, -0.4, -0.2][:sessions], "Qbert": [-0.1, -0.3, -0.2][:sessions]}
-        graphs.plot_profiles({"suite": {"ratio": score_statistics.suite_statistics(scores)}}, tmp_path)
+        graphs.plot_profiles({"suite": {"ratio": aggregates.suite_statistics(scores)}}, tmp_path)
         axes = figures[-1].axes[0]
         low, high = axes.get_ylim()
         assert low < 0

@@ -5,6 +5,7 @@ import pytest
 from scipy import stats  # a dependency of JAX
 
 from jaxrl_atari.report import score_statistics as statistics
+from jaxrl_atari.report.aggregates import suite_statistics
 from jaxrl_atari.report.score_statistics import (
     IMPROVEMENT,
     STATISTICS,
@@ -13,7 +14,6 @@ from jaxrl_atari.report.score_statistics import (
     probability_of_improvement,
     score_interval,
     share_above,
-    suite_statistics,
 )
 
 RLIABLE = {  # rliable 1.2.0 for `random_matrix` 0, and 0 against 1: value and interval

@@ -1,20 +1,82 @@
-"""The statistics over games as suites show them: of normalised scores, as tables, and files for rliable."""
+"""The statistics over the games of a suite: records of them, their tables, and files for rliable."""
 
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_atari.envs.games import game_under
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
-from jaxrl_atari.report.score_statistics import STATISTICS, Estimate, Scores, SuiteStatistics, suite_statistics
+from jaxrl_atari.report.score_statistics import (
+    STATISTICS,
+    Estimate,
+    Scores,
+    bootstrap_interval,
+    estimate,
+    share_statistic,
+)
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.files import write_file
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 """Name of a normalisation -> its function of scores and a game."""
+
+
+class Aggregate(NamedTuple):
+    """One of `STATISTICS` over the games of a suite, with its interval and that of rliable."""
+
+    estimate: Estimate
+    rliable_interval: tuple[float, float] | None  # see `bootstrap_interval`
+
+
+class ProfilePoint(NamedTuple):
+    """A point of a performance profile."""
+
+    threshold: float
+    share: float  # of the scores above the threshold
+    low: float | None  # the ends of the share's interval; None where it has none
+    high: float | None
+
+
+class SuiteStatistics(NamedTuple):
+    """The statistics of a suite over its games."""
+
+    games: int  # number of games
+    aggregates: dict[str, Aggregate]  # name in `STATISTICS` -> the aggregate
+    profile: list[ProfilePoint]  # by ascending threshold
+
+    def to_json(self) -> dict[str, Any]:
+        """These statistics as in results.json and comparison.json.
+
+        The keys of an aggregate are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval)
+        and `iqm_rliable_interval`. A point of the `profile` is a list of its four values.
+        """
+        values: dict[str, Any] = {"games": self.games}
+        for name, aggregate in self.aggregates.items():
+            values[name] = aggregate.estimate.value
+            values[f"{name}_interval"] = aggregate.estimate.interval
+            values[f"{name}_why_none"] = aggregate.estimate.why_none
+            values[f"{name}_rliable_interval"] = aggregate.rliable_interval
+        values["profile"] = [list(point) for point in self.profile]
+        return values
+
+
+def suite_statistics(scores: Scores) -> SuiteStatistics:
+    """All `STATISTICS` of a suite and its performance profile."""
+    aggregates = {
+        name: Aggregate(estimate(statistic, scores), bootstrap_interval(statistic, scores))
+        for name, statistic in STATISTICS.items()
+    }
+    lowest = min(0.0, *map(np.min, scores.values()))
+    highest = max(1.0, *map(np.max, scores.values()))
+    profile = []
+    for threshold in np.linspace(lowest, highest, 51).tolist():
+        share = estimate(share_statistic(threshold), scores)
+        low, high = share.interval or (None, None)
+        profile.append(ProfilePoint(threshold, share.value, low, high))
+    return SuiteStatistics(len(scores), aggregates, profile)
 
 
 def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
@@ -66,10 +128,10 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
     return columns
 
 
-def estimate_text(estimate: Estimate) -> str:
+def estimate_text(found: Estimate) -> str:
     """A statistic and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
-    bounds = "-" if estimate.interval is None else " to ".join(map(score_text, estimate.interval))
-    return f"{score_text(estimate.value)} ({bounds})"
+    bounds = "-" if found.interval is None else " to ".join(map(score_text, found.interval))
+    return f"{score_text(found.value)} ({bounds})"
 
 
 def statistics_rows(found: Mapping[str, SuiteStatistics], heading: str) -> list[list[str]]:

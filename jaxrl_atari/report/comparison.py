@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.aggregates import (
+    SuiteStatistics,
     estimate_text,
     missing_intervals,
     normalised,
@@ -18,7 +19,7 @@ from jaxrl_atari.report.aggregates import (
     write_rliable,
 )
 from jaxrl_atari.report.graphs import plot_profiles
-from jaxrl_atari.report.score_statistics import INTERVALS, SuiteStatistics, probability_of_improvement
+from jaxrl_atari.report.score_statistics import INTERVALS, probability_of_improvement
 from jaxrl_atari.report.suites import Suite
 from jaxrl_atari.report.text import markdown_table
 from jaxrl_atari.runs.files import write_file, write_json

@@ -45,11 +45,10 @@ SESSION_METRICS = {
     "gpu_memory_gib": "GPU memory, GiB",
     "rss_gib": "RSS, GiB",
 }
-"""Metric -> title in tables. A trial has the mean of each metric over its sessions. `consistency` is its own: no
-session has it."""
+"""Metric -> title in tables. A trial has the mean of each metric over its sessions; it alone has `consistency`."""
 
 TABLE_SCALES = {"sample_efficiency": 1e6, "training_efficiency": 1e6}
-"""Figure -> factor by which tables multiply it. The others are shown as they are."""
+"""Metric -> factor by which tables multiply it. The others are shown as they are."""
 
 REDUCTIONS = {
     "env_steps": np.max,
@@ -62,7 +61,7 @@ REDUCTIONS = {
     "gpu_memory_gib": np.max,
     "rss_gib": np.max,
 }
-"""Column -> how its log points become a figure of the session."""
+"""Metric that is made of the column of its name -> how: a function of the known values of the column."""
 
 
 def _ratio(numerator: np.floating, denominator: np.floating) -> float:
@@ -133,25 +132,26 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
     returns = table["return_mean"][known]
     return_ma = table["return_ma"][known]
     env_steps = table["env_steps"][known]
-    steps = table["optimizer_steps"][known]
-    figures: dict[str, Any] = dict.fromkeys(SESSION_METRICS)
-    figures["wall_hours"] = table["wall_seconds"][-1] / 3600.0
+    optimizer_steps = table["optimizer_steps"][known]
+    metrics: dict[str, Any] = dict.fromkeys(SESSION_METRICS)
+    metrics["wall_hours"] = table["wall_seconds"][-1] / 3600.0
     for name, reduce in REDUCTIONS.items():
         if name in table and np.isfinite(table[name]).any():
-            figures[name] = reduce(table[name][np.isfinite(table[name])])
+            metrics[name] = reduce(table[name][np.isfinite(table[name])])
     if returns.size:
-        figures |= {"final_return_ma": return_ma[-1], "max_return_ma": return_ma.max()}
+        metrics |= {"final_return_ma": return_ma[-1], "max_return_ma": return_ma.max()}
     strengths = returns - random_score(game)
+    has_learned = optimizer_steps > 0
     if strengths.sum() > 0:
-        figures |= {
+        metrics |= {
             "strength": strengths.mean(),
             "max_strength": strengths.max(),
             "final_strength": strengths[-1],
             "sample_efficiency": efficiency(strengths, env_steps),
-            "training_efficiency": efficiency(strengths[steps > 0], steps[steps > 0]),
+            "training_efficiency": efficiency(strengths[has_learned], optimizer_steps[has_learned]),
             "stability": stability(strengths),
         }
-    return {name: known_float(value) for name, value in figures.items()}
+    return {name: known_float(value) for name, value in metrics.items()}
 
 
 def known_float(value: float | None) -> float | None:

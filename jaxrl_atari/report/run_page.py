@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_atari.report.evaluations import GAME_TEMPLATE, evaluations, written_at
-from jaxrl_atari.report.graphs import digest_of_run, is_drawn, plot_run
+from jaxrl_atari.report.figures import is_drawn
+from jaxrl_atari.report.graphs import digest_of_run, plot_run
 from jaxrl_atari.report.page_content import PageContent
 from jaxrl_atari.report.summary import Run, read_run, trial_summary, verified_text
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, HUB_VIDEO_FILE, game_file

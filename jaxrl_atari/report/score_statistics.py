@@ -24,7 +24,7 @@ rliable, which results.json and comparison.json also have.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -227,61 +227,6 @@ def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, fl
     ]
     low, high = np.quantile(statistic.compute(*resampled), [1 - UPPER, UPPER])
     return float(low), float(high)
-
-
-class Aggregate(NamedTuple):
-    """One of `STATISTICS` over the games of a suite, with its interval and that of rliable."""
-
-    estimate: Estimate
-    rliable_interval: tuple[float, float] | None  # see `bootstrap_interval`
-
-
-class ProfilePoint(NamedTuple):
-    """A point of a performance profile."""
-
-    threshold: float
-    share: float  # of the scores above the threshold
-    low: float | None  # the ends of the share's interval; None where it has none
-    high: float | None
-
-
-class SuiteStatistics(NamedTuple):
-    """The statistics of a suite over its games."""
-
-    games: int  # number of games
-    aggregates: dict[str, Aggregate]  # name in `STATISTICS` -> the aggregate
-    profile: list[ProfilePoint]  # by ascending threshold
-
-    def to_json(self) -> dict[str, Any]:
-        """These statistics as in results.json and comparison.json.
-
-        The keys of an aggregate are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval)
-        and `iqm_rliable_interval`. A point of the `profile` is a list of its four values.
-        """
-        values: dict[str, Any] = {"games": self.games}
-        for name, aggregate in self.aggregates.items():
-            values[name] = aggregate.estimate.value
-            values[f"{name}_interval"] = aggregate.estimate.interval
-            values[f"{name}_why_none"] = aggregate.estimate.why_none
-            values[f"{name}_rliable_interval"] = aggregate.rliable_interval
-        values["profile"] = [list(point) for point in self.profile]
-        return values
-
-
-def suite_statistics(scores: Scores) -> SuiteStatistics:
-    """All `STATISTICS` of a suite and its performance profile."""
-    aggregates = {
-        name: Aggregate(estimate(statistic, scores), bootstrap_interval(statistic, scores))
-        for name, statistic in STATISTICS.items()
-    }
-    lowest = min(0.0, *map(np.min, scores.values()))
-    highest = max(1.0, *map(np.max, scores.values()))
-    profile = []
-    for threshold in np.linspace(lowest, highest, 51).tolist():
-        share = estimate(share_statistic(threshold), scores)
-        low, high = share.interval or (None, None)
-        profile.append(ProfilePoint(threshold, share.value, low, high))
-    return SuiteStatistics(len(scores), aggregates, profile)
 
 
 def score_interval(scores: ArrayLike) -> tuple[float, float] | None:

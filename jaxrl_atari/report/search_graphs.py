@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxrl_atari.report.graphs import (
+from jaxrl_atari.report.figures import (
     COLOURS,
     GREY,
-    RETURN_MA,
     default_style,
     digest_of,
     finish_axes,
@@ -71,7 +70,7 @@ def _draw_curves(trials: Sequence[ScoredTrial]) -> "Figure | None":
         axes.plot(trial.env_steps, trial.returns, color=COLOUR_OF[trial.kind], linewidth=width)
     if not axes.has_data():
         return None
-    finish_axes(axes, "env steps", RETURN_MA)
+    finish_axes(axes, "env steps", "return_ma")
     _add_legend(figure, trials)
     return figure
 

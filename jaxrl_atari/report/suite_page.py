@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from jaxrl_atari.report.aggregates import missing_intervals, statistics_rows
-from jaxrl_atari.report.graphs import digest_of_profiles, digest_of_runs, is_drawn, plot_comparison, plot_profiles
+from jaxrl_atari.report.aggregates import SuiteStatistics, missing_intervals, statistics_rows
+from jaxrl_atari.report.figures import is_drawn
+from jaxrl_atari.report.graphs import digest_of_profiles, digest_of_runs, plot_comparison, plot_profiles
 from jaxrl_atari.report.page_content import PageContent
-from jaxrl_atari.report.score_statistics import INTERVALS, SuiteStatistics
+from jaxrl_atari.report.score_statistics import INTERVALS
 from jaxrl_atari.report.suites import EXPLANATION, Suite, read_suite, suite_results, text_rows
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, RESULTS_FILE

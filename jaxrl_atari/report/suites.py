@@ -12,6 +12,7 @@ from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import DamagedMetrics, NoLogPoint
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.aggregates import (
+    SuiteStatistics,
     missing_intervals,
     normalised,
     statistics_by_name,
@@ -19,7 +20,7 @@ from jaxrl_atari.report.aggregates import (
     statistics_rows,
     write_rliable,
 )
-from jaxrl_atari.report.score_statistics import INTERVALS, SuiteStatistics
+from jaxrl_atari.report.score_statistics import INTERVALS
 from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run, trial_summary
 from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
