@@ -161,8 +161,8 @@ class Session:
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
-    stop_requested: Callable[[], bool] = lambda: False
-    ends_early: Callable[[], bool] | None = None  # None: nothing but the budget ends the session
+    stop_requested: Callable[[], bool]
+    ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
@@ -318,6 +318,11 @@ def open_session(
 
     Of several processes, only the leader writes files and lines.
 
+    The order of its parts matters. A checkpoint of another network is refused before a game starts. The
+    environments come before the learner, because they give the number of actions, which the network needs. The
+    logs come after all that may fail on a wrong option or a damaged checkpoint, because opening them truncates
+    files.
+
     Args:
         placement: what `place_session` returned.
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
@@ -326,130 +331,104 @@ def open_session(
     leads = is_leader()
     if leads and config.log.wandb:
         require_wandb()
-    seed = config.seed + session_number
-    with contextlib.ExitStack() as exits:
-        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
-        outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
-        outputs.message("starting the games and the network")
-        # Errors in training get this advice, too: the context lasts until the session is closed.
-        exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
-        session = _make_session(config, placement, session_dir, seed, outputs, exits, resume=resume)
-        session.stop_requested = stop_requested
-        session.ends_early = ends_early
-        if keep_dir is not None:  # nothing can be refused any more: a new directory stays
-            keep_dir()
-        yield session
-
-
-def _make_session(
-    config: Config,
-    placement: Placement,
-    session_dir: Path,
-    seed: int,
-    outputs: WriterGroup,
-    exits: contextlib.ExitStack,
-    *,
-    resume: bool,
-) -> Session:
-    """Makes a session from its parts.
-
-    The order matters. A checkpoint of another network is refused before a game starts. The environments come
-    before the learner, because they give the number of actions, which the network needs. The logs come after all
-    that may fail on a wrong option or a damaged checkpoint, because opening them truncates files.
-
-    Args:
-        seed: seed of the session.
-        outputs: receives lines and log points, and gets the writers of `config.log`.
-        exits: closes the parts.
-        session_dir, resume: see `run_session`.
-    """
-    leads = is_leader()
-    say = outputs.message
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
+    seed = config.seed + session_number
     # Both take the number of actions, and the classes of the devices on which the network is used.
     network_for = partial(make_network, config.network)
     advice_for = partial(network_advice, config.network)
-    classes = placement.device_classes
+    with contextlib.ExitStack() as exits:
+        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
+        outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
+        say = outputs.message
+        say("starting the games and the network")
+        # Errors in training get this advice, too: the context lasts until the session is closed.
+        exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
-    # What it continues from. These arrays are freed when this function returns, because the learner has a copy.
-    checkpoints = Checkpoints(session_dir, say)
-    resumed = checkpoints.resume() if resume else None
-    arrays = None
-    if resumed is not None:
-        saved_network = network_for(resumed.meta["num_actions"], *classes)
-        arrays = resume_arrays(resumed, saved_network, algorithm, options, device=placement.home)
-        checkpoints.set_damaged_aside(resumed.damaged)
-    progress = Progress(resumed.meta if resumed else {})
+        # What it continues from.
+        checkpoints = Checkpoints(session_dir, say)
+        resumed = checkpoints.resume() if resume else None
+        progress = Progress(resumed.meta if resumed else {})
+        arrays = None
+        if resumed is not None:
+            network = network_for(resumed.meta["num_actions"], *placement.device_classes)
+            arrays = resume_arrays(resumed, network, algorithm, options, device=placement.home)
+            checkpoints.set_damaged_aside(resumed.damaged)
 
-    # What plays, learns and evaluates.
-    make = partial(make_groups, config, placement)
-    environments = start_environments(
-        make, config.env, seed=seed, progress=progress, checkpoints=checkpoints, resumed=resumed, say=say
-    )
-    exits.callback(environments.close)
-    network = environments.network
-    advice = advice_for(environments.num_actions, *classes)
-    if advice:
-        say(advice)
-    if arrays is None:
-        arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
-    learner: Learner | OverlappedLearner
-    learner = Learner(placement, network, algorithm, arrays.train_state, check=config.devices.check)
-    if config.overlap == "update":
-        learner = OverlappedLearner(learner, arrays.lagged_params)
-    exits.callback(learner.close)
-    evaluator = None
-    if leads and config.evaluation.every_env_steps:
-        evaluator = Evaluator(
-            config,
-            network_for(environments.num_actions, device_class(placement.evaluator)),
-            seed=seed,
-            num_actions=environments.num_actions,
-            device=placement.evaluator,
-            session_dir=session_dir,
-            writer=outputs,
+        # What plays, learns and evaluates.
+        make = partial(make_groups, config, placement)
+        environments = start_environments(
+            make, config.env, seed=seed, progress=progress, checkpoints=checkpoints, resumed=resumed, say=say
         )
-        exits.callback(evaluator.close)
-        if arrays.evaluated_params is not None:  # at the checkpoint, an evaluation was running
-            evaluator.start(arrays.evaluated_params, progress.evaluated_env_steps)
+        exits.callback(environments.close)
+        network = environments.network
+        advice = advice_for(environments.num_actions, *placement.device_classes)
+        if advice:
+            say(advice)
+        if arrays is None:
+            arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
+        learner: Learner | OverlappedLearner
+        learner = Learner(placement, network, algorithm, arrays.train_state, check=config.devices.check)
+        if config.overlap == "update":
+            learner = OverlappedLearner(learner, arrays.lagged_params)
+        exits.callback(learner.close)
+        evaluator = None
+        if leads and config.evaluation.every_env_steps:
+            evaluator = Evaluator(
+                config,
+                network_for(environments.num_actions, device_class(placement.evaluator)),
+                seed=seed,
+                num_actions=environments.num_actions,
+                device=placement.evaluator,
+                session_dir=session_dir,
+                writer=outputs,
+            )
+            exits.callback(evaluator.close)
+            if arrays.evaluated_params is not None:
+                evaluator.start(arrays.evaluated_params, progress.evaluated_env_steps)
 
-    # What is written down.
-    if leads:
-        open_logs(
-            config,
-            session_dir,
-            progress,
+        # What is written down.
+        if leads:
+            was_evaluating = arrays.evaluated_params is not None  # at the checkpoint
+            open_logs(
+                config,
+                session_dir,
+                progress,
+                outputs,
+                starts_anew=resumed is None,
+                was_evaluating=was_evaluating,
+            )
+        log = SessionLog(
             outputs,
-            starts_anew=resumed is None,
-            was_evaluating=arrays.evaluated_params is not None,
+            config.log.every_env_steps,
+            progress,
+            unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
+            optimizer_steps=int(arrays.train_state.optimizer_steps),
+            steps_per_update=config.ppo.epochs * config.num_minibatches,
+            monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
+            games_so_far=environments.games_so_far,
+            compiled=compile_clock(),
         )
-    log = SessionLog(
-        outputs,
-        config.log.every_env_steps,
-        progress,
-        unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
-        optimizer_steps=int(arrays.train_state.optimizer_steps),
-        steps_per_update=config.ppo.epochs * config.num_minibatches,
-        monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
-        games_so_far=environments.games_so_far,
-        compiled=compile_clock(),
-    )
 
-    session = Session(
-        config=config,
-        seed=seed,
-        key=arrays.key,
-        placement=placement,
-        network=network,
-        progress=progress,
-        environments=environments,
-        learner=learner,
-        log=log,
-        evaluator=evaluator,
-        checkpoints=checkpoints if leads else None,
-    )
-    say(f"device: {session.describe_devices()}")
-    if resumed is not None:
-        say(resume_text(resumed.meta, session.meta()))
-    return session
+        session = Session(
+            config=config,
+            seed=seed,
+            key=arrays.key,
+            placement=placement,
+            network=network,
+            progress=progress,
+            environments=environments,
+            learner=learner,
+            log=log,
+            evaluator=evaluator,
+            checkpoints=checkpoints if leads else None,
+            stop_requested=stop_requested,
+            ends_early=ends_early,
+        )
+        say(f"device: {session.describe_devices()}")
+        if resumed is not None:
+            say(resume_text(resumed.meta, session.meta()))
+        if keep_dir is not None:  # nothing can be refused any more: a new directory stays
+            keep_dir()
+        del arrays, resumed  # frees their memory: the learner has a copy of what it needs
+        yield session
