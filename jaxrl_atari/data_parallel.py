@@ -57,9 +57,9 @@ class DataParallel:
 
         On several devices, random keys become arrays of integers: across processes, `pmap` accepts no typed keys.
         """
-        placed = [jax.device_put(part, device) for part, device in zip(parts, self.local_devices, strict=True)]
+        moved = [jax.device_put(part, device) for part, device in zip(parts, self.local_devices, strict=True)]
         if self._is_single:
-            return placed[0]
+            return moved[0]
 
         def join(*arrays: jax.Array) -> jax.Array:
             if jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key):
@@ -67,7 +67,7 @@ class DataParallel:
             shape = (len(self.devices), *arrays[0].shape)
             return jax.make_array_from_single_device_arrays(shape, self._rows, [array[None] for array in arrays])
 
-        return jax.tree.map(join, *placed)
+        return jax.tree.map(join, *moved)
 
     def replicate(self, tree: Any) -> Any:
         """A tree with the same values on all devices."""

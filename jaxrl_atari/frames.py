@@ -129,6 +129,7 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
 
     Raises:
         InterfaceError: the function returns another type or shape.
+        ValueError: `stacks` are of no layout.
     """
     frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
     layout = layout_of(frames[..., 0, :].shape)

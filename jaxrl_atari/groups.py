@@ -179,9 +179,9 @@ def make_groups(config: Config, placement: Placement, seed: int, first_step: int
                     first_env=first_env,
                     check=config.devices.check,
                 )
-                for first_env, pool in on_device
+                for first_env, pool in device_pools
             ]
-            for on_device, actor in zip(pools, placement.actors, strict=True)
+            for device_pools, actor in zip(pools, placement.actors, strict=True)
         ]
         exits.pop_all()  # all groups are made: no pool is closed
     return groups
@@ -210,7 +210,7 @@ def _make_pools(
     pools: list[list[_NumberedPool]] = []
     for learner in placement.local_learner:
         first_of_device = placement.learner.index(learner) * envs_per_device
-        on_device: list[_NumberedPool] = []
+        device_pools: list[_NumberedPool] = []
         for first_env in range(first_of_device, first_of_device + envs_per_device, size):
             pool = make_pool(
                 env.backend,
@@ -225,6 +225,6 @@ def _make_pools(
                 gymnasium=env.gymnasium,
             )
             exits.callback(pool.close)
-            on_device.append(_NumberedPool(first_env, pool))
-        pools.append(on_device)
+            device_pools.append(_NumberedPool(first_env, pool))
+        pools.append(device_pools)
     return pools

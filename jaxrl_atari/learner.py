@@ -2,15 +2,15 @@
 
 The loop of a session asks a learner for the parameters to act with, and gives it the rollout that they played:
 
-    Learner              The newest parameters act, so the first step of a rollout waits for the update before it.
+    SequentialLearner    The newest parameters act, so the first step of a rollout waits for the update before it.
     OverlappedLearner    `overlap = "update"`: the parameters from before the running update act, and on a CPU the
                          rollout does not wait for it.
 
-`OverlappedLearner` runs the updates of a `Learner` in a thread. A call of a compiled function returns before its
-result is there. But on a CPU, JAX computes the calls of one thread in order, even if they do not depend on each
-other: the first step of the policy would wait for the whole update. Calls of two threads are computed at the same
-time. (JAX 0.10.2, two cores: a small product, called just after a computation of 2.4 s, was ready after 2.4 s in
-the same thread, and after 1 ms in another. This has not been measured on a GPU.)
+`OverlappedLearner` runs the updates of a `SequentialLearner` in a thread. A call of a compiled function returns
+before its result is there. But on a CPU, JAX computes the calls of one thread in order, even if they do not depend
+on each other: the first step of the policy would wait for the whole update. Calls of two threads are computed at
+the same time. (JAX 0.10.2, two cores: a small product, called just after a computation of 2.4 s, was ready after
+2.4 s in the same thread, and after 1 ms in another. This has not been measured on a GPU.)
 """
 
 from collections.abc import Callable, Sequence
@@ -35,10 +35,69 @@ PendingMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
 
 
-class Learner:
-    """The train state, on one device or on several in parallel, and the update that replaces it.
+class Learner(Protocol):
+    """What the loop of a session asks of a learner.
 
-    What `state`, `params` and `acting_params` return is valid until the next `update`, which may consume it.
+    What `state` and `params` return is valid until the next `update`, which consumes it.
+    """
+
+    @property
+    def state(self) -> TrainState:
+        """The train state after the newest update, on the learner's first local device."""
+        ...
+
+    @property
+    def params(self) -> Any:
+        """The parameters of `state`. On several devices, this copies them alone, and not the whole state."""
+        ...
+
+    def parameter_norm(self) -> float:
+        """Global L2 norm of the parameters; not finite if one of them is not."""
+        ...
+
+    def acting_params(self) -> list[Any]:
+        """What each actor acts with in the next rollout: on its device, in the form of `Network.for_acting`.
+
+        It is valid until the next `update`.
+        """
+        ...
+
+    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
+        """Starts the update on a rollout.
+
+        Args:
+            rollouts: the part of each local device.
+            options: as `schedules.current_options` returns it: scheduled options have their values of this update.
+            key: for its minibatches, and for what the algorithm draws.
+
+        Returns:
+            A function that waits for the update and returns its metrics.
+
+        Raises:
+            InterfaceError: the train state differs from device to device.
+            ConfigError, InterfaceError: as `update.update`, when it is compiled.
+        """
+        ...
+
+    def check_state(self) -> None:
+        """Checks that all devices have the same train state. All processes must call it.
+
+        Raises:
+            InterfaceError: a leaf differs.
+        """
+        ...
+
+    def checkpoint_items(self) -> dict[str, Any]:
+        """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""
+        ...
+
+    def close(self) -> None:
+        """Frees what the learner holds besides arrays."""
+        ...
+
+
+class SequentialLearner(Learner):
+    """A `Learner` in whose updates nothing acts: the train state, on one device or on several in parallel.
 
     Args:
         train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied, because an
@@ -66,29 +125,27 @@ class Learner:
 
     @property
     def state(self) -> TrainState:
-        """The train state after the newest update, on the learner's first local device."""
         return self._parallel.local_part(self._state, 0)
 
     @property
     def params(self) -> Any:
-        """The parameters of `state`. On several devices, this copies them alone, and not the whole state."""
         return self._parallel.local_part(self._state.params, 0)
 
+    def parameter_norm(self) -> float:
+        return float(jax.device_get(_norm(self.params)))
+
+    def acting_params(self) -> list[Any]:
+        params = self._state.params
+        return self.for_acting(
+            [self._parallel.local_part(params, index) for index in range(len(self.actor_devices))]
+        )
+
+    def for_acting(self, params: Sequence[Any]) -> list[Any]:
+        """Puts the parameters of each actor, which may lie on any device, on its own, in the form for acting."""
+        moved = [jax.device_put(*each) for each in zip(params, self.actor_devices, strict=True)]
+        return [self._network.for_acting(each) for each in moved]
+
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
-        """Starts the update on a rollout.
-
-        Args:
-            rollouts: the part of each local device.
-            options: as `schedules.current_options` returns it: scheduled options have their values of this update.
-            key: for its minibatches, and for what the algorithm draws.
-
-        Returns:
-            A function that waits for the update and returns its metrics.
-
-        Raises:
-            InterfaceError: the train state differs from device to device.
-            ConfigError, InterfaceError: as `update.update`, when it is compiled.
-        """
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
         if self._check:
@@ -96,21 +153,21 @@ class Learner:
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, options, key=key)
         if self._check or not self._has_updated:
-            self._check_state()
+            self.check_state()
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
-    def _check_state(self) -> None:
-        """Raises `InterfaceError` if the state differs between devices: a checkpoint keeps that of one alone.
+    def check_state(self) -> None:
+        """As `Learner.check_state`. `update` calls it after the first update and, with `check`, after each one.
 
-        All devices start from the same state, and gradients are means over all of them, so only `prepare` can make
-        the state differ. Devices may round the optimiser's steps differently, so parameters and the optimiser's
-        state are compared with `jnp.allclose`, and the rest exactly. Second moments are often so small that
-        `jnp.allclose` does not tell them apart; but where they differ, so do the parameters, which follow them.
+        `Session.save` calls it, too, because a checkpoint keeps the state of one device alone. All devices start
+        from the same state, and gradients are means over all of them, so only `prepare` can make the state differ.
+        Devices may round the optimiser's steps differently, so parameters and the optimiser's state are compared
+        with `jnp.allclose`, and the rest exactly. A difference in second moments,
+        which are often too small for `jnp.allclose`, is found once the parameters have followed it.
 
-        On several devices the comparison waits for the update. Therefore only the first update is checked, unless
-        `devices.check` asks for all of them.
+        On several devices, the comparison waits for the update.
         """
         stepped = replace(self._state, extra=())
         others = replace(self._state, params=(), opt_state=())
@@ -120,48 +177,30 @@ class Learner:
             hint = "compute means over the rollout with mean(x) and mean.moments(x)"
             raise InterfaceError(f"{leaf.removeprefix('.')} of prepare", found, expected, hint)
 
-    def parameter_norm(self) -> float:
-        """Global L2 norm of the parameters; not finite if one of them is not."""
-        return float(jax.device_get(_norm(self.params)))
-
-    def acting_params(self) -> list[Any]:
-        """What each actor acts with in the next rollout: on its device, in the form of `Network.for_acting`."""
-        num_actors = len(self.actor_devices)
-        return self.for_acting(
-            [self._parallel.local_part(self._state.params, index) for index in range(num_actors)]
-        )
-
-    def for_acting(self, params: Sequence[Any]) -> list[Any]:
-        """Puts the parameters of each actor, which may lie on any device, on its own, in the form for acting."""
-        moved = [jax.device_put(*each) for each in zip(params, self.actor_devices, strict=True)]
-        return [self._network.for_acting(each) for each in moved]
-
     def checkpoint_items(self) -> dict[str, Any]:
-        """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""
         return {}
 
     def close(self) -> None:
-        """Frees what the learner holds besides arrays. This one holds nothing else."""
+        pass  # it holds arrays alone
 
 
-class OverlappedLearner:
-    """Runs each update of a learner in a thread, while the next rollout is collected (`overlap = "update"`).
+class OverlappedLearner(Learner):
+    """A `Learner` that runs each update in a thread, while the next rollout is collected (`overlap = "update"`).
 
-    It is used as a `Learner` is. The next rollout acts with the parameters that the update began with: one update
-    of lag, never more. `update` and whatever reads the train state first wait for the update before. What
-    `acting_params` returns is always valid.
+    That rollout acts with the parameters that the update began with: one update of lag, never more. `update` and
+    whatever reads the train state first wait for the update before. What `acting_params` returns is always valid.
 
     An error in an update is raised by whatever waits for it: the function that returns its metrics, the next
     `update`, or a reader of the train state. Each later call of these raises it again, as the state may have been
     consumed.
 
     Args:
-        learner: nobody else uses it.
+        learner: runs the updates. Nobody else may use it.
         lagged_params: the parameters that act, from the item `acting` of a checkpoint (`checkpoint_items`). None:
             those of the train state, as before the first update.
     """
 
-    def __init__(self, learner: Learner, lagged_params: Any = None):
+    def __init__(self, learner: SequentialLearner, lagged_params: Any = None):
         self._learner = learner
         self._thread = ThreadPoolExecutor(1, "learner")
         self._newest_update: Future[dict[str, float]] | None = None  # its result is its metrics
@@ -169,32 +208,31 @@ class OverlappedLearner:
         # update consumes the originals.
         self._lagged_params = _copy(learner.params) if lagged_params is None else lagged_params
 
-    def _idle(self) -> Learner:
-        """The learner, once no update is running in it. Raises the error of the newest update if it failed."""
+    def _settled(self) -> SequentialLearner:
+        """Waits for the newest update, and returns the learner. Raises the error of an update that failed."""
         if self._newest_update is not None:
             self._newest_update.result()
         return self._learner
 
     @property
     def state(self) -> TrainState:
-        """As `Learner.state`."""
-        return self._idle().state
+        return self._settled().state
 
     @property
     def params(self) -> Any:
-        """As `Learner.params`."""
-        return self._idle().params
+        return self._settled().params
 
     def parameter_norm(self) -> float:
-        """As `Learner.parameter_norm`."""
-        return self._idle().parameter_norm()
+        return self._settled().parameter_norm()
+
+    def acting_params(self) -> list[Any]:
+        num_actors = len(self._learner.actor_devices)
+        return self._learner.for_acting([self._lagged_params] * num_actors)  # waits for nothing
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
-        """As `Learner.update`, in the thread."""
-        learner = self._idle()
+        learner = self._settled()
         self._lagged_params = _copy(learner.params)
-        # A transfer guard holds for one thread, so the caller's is passed on to this one.
-        guard = jax.config.jax_transfer_guard
+        guard = jax.config.jax_transfer_guard  # the caller's; a guard holds for one thread
 
         def run() -> dict[str, float]:
             with jax.transfer_guard(guard):
@@ -203,18 +241,14 @@ class OverlappedLearner:
         self._newest_update = self._thread.submit(run)
         return self._newest_update.result
 
-    def acting_params(self) -> list[Any]:
-        """As `Learner.acting_params`, but those from before the newest update. Waits for nothing."""
-        num_actors = len(self._learner.actor_devices)
-        return self._learner.for_acting([self._lagged_params] * num_actors)
+    def check_state(self) -> None:
+        self._settled().check_state()
 
     def checkpoint_items(self) -> dict[str, Any]:
-        """As `Learner.checkpoint_items`."""
         return {"acting": self._lagged_params}
 
     def close(self) -> None:
-        """Waits for a running update, and ends the thread."""
-        self._thread.shutdown()
+        self._thread.shutdown()  # waits for a running update
 
 
 # --- Compiled functions ------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_atari.algorithm import Metrics, Rollout, TrainState, find_algorithm
-from jaxrl_atari.algorithm_options import resolved_options
+from jaxrl_atari.algorithm_options import as_numbers, resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.frames import STACK, next_age
 from jaxrl_atari.hardware.device_class import device_class
@@ -35,13 +35,14 @@ def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metric
     """
     params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
-    network = make_network(config.network, num_actions, device_class(jax.devices()[0]))
+    (device,) = params_key.devices()  # JAX's default device
+    network = make_network(config.network, num_actions, device_class(device))
     state = init_train_state(network.init(params_key), options, algorithm, init_key)
     rollout = random_rollout(
         rollout_key, network, length=options.rollout_length, num_envs=config.env.num_envs, num_actions=num_actions
     )
     compiled = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
-    return compiled(state, rollout, options, update_key)
+    return compiled(state, rollout, as_numbers(options), update_key)
 
 
 def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: int, num_actions: int) -> Rollout:
@@ -70,12 +71,12 @@ def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: i
         frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.layout.shape), jnp.uint8),
         age=age,
         action=jax.random.randint(action_key, steps, 0, num_actions),
-        log_prob=jnp.full(steps, -math.log(num_actions)),
+        log_prob=jnp.full(steps, -math.log(num_actions), jnp.float32),
         value=value[:-1],
         reward=jax.random.normal(reward_key, steps),
         terminated=terminated,
         truncated=jnp.zeros(steps, bool),
-        weight=1.0 - auto_reset,
+        weight=(~auto_reset).astype(jnp.float32),
         bootstrap_value=value[-1],
         carry=network.initial_carry(num_envs),
     )

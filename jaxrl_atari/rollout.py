@@ -98,12 +98,12 @@ def collect(
         length: T.
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
-    playing = [
-        [RolloutInProgress(group, key, device_params, length) for group in on_device]
-        for on_device, device_params in zip(groups, params, strict=True)
+    rollouts = [
+        [RolloutInProgress(group, key, device_params, length) for group in device_groups]
+        for device_groups, device_params in zip(groups, params, strict=True)
     ]
     # A turn is one group of each device: the first groups take the first turn, the second groups the next.
-    turns = list(zip(*playing, strict=True))
+    turns = list(zip(*rollouts, strict=True))
     games: list[FinishedGame] = []
     start = 0.0
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
@@ -120,12 +120,12 @@ def collect(
                     rollout.send()
         if t == 0:  # the clock starts here, because the first actions also wait for the update
             start = time.perf_counter()
-    of_all_devices = list(itertools.chain(*playing))
-    waiting = sum(rollout.waited_seconds for rollout in of_all_devices)
+    all_rollouts = list(itertools.chain(*rollouts))
+    waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
     other = time.perf_counter() - start - waiting
     return Collected(
-        rollouts=[finish_rollouts(on_device) for on_device in playing],
-        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in of_all_devices)),
+        rollouts=[finish_rollouts(device_rollouts) for device_rollouts in rollouts],
+        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
         games=gather_games(games, first_step),
         waiting_seconds=waiting,
         other_seconds=other,
@@ -153,7 +153,7 @@ class RolloutInProgress:
 
         start_policy    starts `act`, and does not wait for the actions
         send            waits for the actions, and gives them to the emulators
-        receive         waits for the emulators, and records what they answer
+        receive         waits for the emulators, and records what they answer; this begins the group's next turn
 
     and in step T `start_policy` alone, for the bootstrap value. Last, it calls `finish_rollouts`.
 

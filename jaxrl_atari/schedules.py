@@ -28,10 +28,10 @@ def clip_epsilon(config: Config, env_steps: int) -> float:
 
 
 def current_options(config: Config, env_steps: int) -> PPOConfig:
-    """The options (`resolved_options`) of the update whose rollout begins at `env_steps`, as float32 scalars.
+    """The options (`resolved_options`) of the update whose rollout begins at `env_steps`.
 
-    The scheduled ones have their values at that time. The compiled update takes these numbers as data, so that a
-    new value compiles nothing.
+    The scheduled ones have their values at that time. Those that are marked `TRACED` are float32 scalars: the
+    compiled update takes them as data, so that a new value compiles nothing.
     """
     options = replace(
         resolved_options(config),

@@ -22,7 +22,7 @@ from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, OverlappedLearner, PendingMetrics
+from jaxrl_atari.learner import Learner, OverlappedLearner, PendingMetrics, SequentialLearner
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network
@@ -90,8 +90,8 @@ def run_session(
             ends_early=ends_early,
         ) as session,
     ):
-        for update, _ in enumerate(iterations(session)):
-            if update == 0:
+        for number, _ in enumerate(iterations(session)):
+            if number == 0:
                 on_first_update()
         session.finish()
         # A stop may come during the last evaluation, for which only the leader waits. `is_stopping` waits for all
@@ -157,7 +157,7 @@ class Session:
     network: Network
     progress: Progress
     environments: SessionEnvironments
-    learner: Learner | OverlappedLearner
+    learner: Learner
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
@@ -170,7 +170,7 @@ class Session:
         return _keys_of_update(self.key, jax.device_put(np.uint32(update), self.placement.home))
 
     def is_stopping(self) -> bool:
-        """Whether a stop was requested in any process."""
+        """Whether a stop was requested in any process. All processes must ask."""
         return sum_over_processes(self.stop_requested()) > 0
 
     @property
@@ -212,6 +212,7 @@ class Session:
         """
         progress = self.progress
         self.log.read_newest()
+        self.learner.check_state()
         # An update's metrics do not show what its last gradient step has done.
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
         progress.saved_env_steps = progress.env_steps
@@ -367,8 +368,8 @@ def open_session(
             say(advice)
         if arrays is None:
             arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
-        learner: Learner | OverlappedLearner
-        learner = Learner(placement, network, algorithm, arrays.train_state, check=config.devices.check)
+        learner: Learner
+        learner = SequentialLearner(placement, network, algorithm, arrays.train_state, check=config.devices.check)
         if config.overlap == "update":
             learner = OverlappedLearner(learner, arrays.lagged_params)
         exits.callback(learner.close)

@@ -21,7 +21,7 @@ class SessionArrays(NamedTuple):
 
     train_state: TrainState
     key: jax.Array  # all other keys derive from it
-    lagged_params: Any = None  # of `learner.OverlappedLearner`; None before the first update, and without overlap
+    lagged_params: Any = None  # the item `acting`; None before the first update, and without overlap
     evaluated_params: Any = None  # those of the evaluation that ran at the checkpoint; None if none did
 
 
@@ -36,7 +36,7 @@ def first_arrays(
 
     Args:
         options: as `resolved_options` returns them.
-        seed: of the session.
+        seed: seed of the session.
         device: where the arrays are put.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
@@ -59,7 +59,7 @@ def resume_arrays(
     """
     target = abstract_arrays(network, algorithm, options, device=device)
     arrays = SessionArrays(**resumed.to_devices("arrays", target))
-    # The other items of the checkpoint have the form of the parameters.
+    # The other items in memory, `acting` and `evaluation`, have the form of the parameters.
     params = {
         item: resumed.to_devices(item, arrays.train_state.params) for item in resumed.items if item != "arrays"
     }
@@ -72,7 +72,7 @@ def abstract_arrays(
     """Shapes, types and placement of the item `arrays` of a checkpoint: `train_state` and `key`."""
     key = jax.eval_shape(lambda: new_key(0))
     shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key)
-    return _placed(shapes, device)
+    return _on_device(shapes, device)
 
 
 def abstract_params(network: NetworkConfig, num_actions: int, device: jax.Device) -> dict[str, Any]:
@@ -85,10 +85,10 @@ def abstract_params(network: NetworkConfig, num_actions: int, device: jax.Device
     """
     module = make_module(network, num_actions)
     params = jax.eval_shape(lambda: init_params(module, new_key(0)))
-    return _placed({"train_state": {"params": params}}, device)
+    return _on_device({"train_state": {"params": params}}, device)
 
 
-def _placed(shapes: Any, device: jax.Device) -> Any:
+def _on_device(shapes: Any, device: jax.Device) -> Any:
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 

@@ -159,7 +159,8 @@ def test_a_rollout_of_random_numbers_is_like_one_that_was_played(network):
     _, made = make(network, Corridor.num_actions)
     rollout = random_rollout(KEY, made, length=LENGTH, num_envs=ENVS, num_actions=Corridor.num_actions)
     played = collected(made, make(network, Corridor.num_actions)[0])
-    jax.tree.map(lambda x, y: np.testing.assert_equal((x.shape, x.dtype), (y.shape, y.dtype)), rollout, played)
+    types = [[(x.shape, x.dtype, x.weak_type) for x in jax.tree.leaves(each)] for each in (rollout, played)]
+    assert types[0] == types[1]
     terminated, weight, age = map(np.asarray, (rollout.terminated, rollout.weight, rollout.age))
     assert terminated.any()
     assert (weight[0] == 1).all()

@@ -21,7 +21,7 @@ from jaxrl_atari.envs import env_seeds
 from jaxrl_atari.envs.ale_pool import AlePool
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import ConfigError, UserError
 
 make_pool = partial(envs.make_pool, rules=PROTOCOLS["v5"])
 needs_envpool = pytest.mark.skipif(
@@ -286,6 +286,12 @@ def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
     unchanged = play(pool, random_actions(pool, 300))
     assert_equal(steps, unchanged)  # another action at those steps changes nothing
     assert (games("running").frame != unchanged.frame).any()  # at others it does
+
+
+@both
+def test_a_game_of_ale_has_a_limit_of_frames(backend):
+    with pytest.raises(ConfigError, match=r"env\.max_frames = 0: expected a number above 0 for ALE's games"):
+        make_pool(backend, "Pong", 2, seed=0, rules=V5._replace(max_frames=0))
 
 
 @both

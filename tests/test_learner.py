@@ -15,7 +15,7 @@ from jaxrl_atari.config import DevicesConfig, PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.learner import Learner, OverlappedLearner
+from jaxrl_atari.learner import OverlappedLearner, SequentialLearner
 from jaxrl_atari.ppo import PPO, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.update import init_train_state
@@ -23,7 +23,7 @@ from jaxrl_atari.update import init_train_state
 LENGTH, ENVS = 16, 8
 CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)
 KEY = jax.random.key(7)
-either = pytest.mark.parametrize("kind", [Learner, OverlappedLearner])
+either = pytest.mark.parametrize("kind", [SequentialLearner, OverlappedLearner])
 on_devices = pytest.mark.parametrize("devices", [1, 2])
 
 
@@ -37,11 +37,11 @@ def first_state(algorithm=PPO):
     return init_train_state(network()[0], CONFIG, algorithm, KEY)
 
 
-def learner_of(kind, algorithm=PPO, state=None, *, devices=1, **options):
-    """A `Learner`, or an `OverlappedLearner` of one, with its options."""
+def learner_of(kind, algorithm=PPO, state=None, *, devices=1, lagged_params=None, check=False):
+    """A `SequentialLearner`, or an `OverlappedLearner` of one."""
     placement = place(DevicesConfig(gpu=False, data_parallel=devices))
-    learner = Learner(placement, network()[1], algorithm, state or first_state(algorithm))
-    return learner if kind is Learner else OverlappedLearner(learner, **options)
+    learner = SequentialLearner(placement, network()[1], algorithm, state or first_state(algorithm), check=check)
+    return learner if kind is SequentialLearner else OverlappedLearner(learner, lagged_params)
 
 
 def start_update(learner, number=0, devices=1):
@@ -66,7 +66,7 @@ def kept(tree):
 
 @on_devices
 def test_the_newest_parameters_act(devices):
-    learner = learner_of(Learner, devices=devices)
+    learner = learner_of(SequentialLearner, devices=devices)
     learned = [kept(learner.params)]
     for number in range(2):
         start_update(learner, number, devices)
@@ -102,7 +102,7 @@ def test_with_overlap_the_parameters_from_before_the_newest_update_act(devices):
 @on_devices
 def test_both_learn_the_same_from_the_same_rollouts(devices):
     found = []
-    for kind in (Learner, OverlappedLearner):
+    for kind in (SequentialLearner, OverlappedLearner):
         learner = learner_of(kind, devices=devices)
         metrics = [start_update(learner, number, devices)() for number in range(2)]
         found.append((metrics, kept(learner.state), learner.parameter_norm()))
@@ -136,7 +136,7 @@ def failing_loss(params, apply, batch, options):
 
 
 def test_an_error_of_an_update_is_raised_by_the_update():
-    learner = learner_of(Learner, PPO._replace(loss=failing_loss))
+    learner = learner_of(SequentialLearner, PPO._replace(loss=failing_loss))
     with pytest.raises(ArithmeticError, match="planted"):
         start_update(learner)
 
@@ -235,4 +235,29 @@ def test_the_state_must_be_the_same_on_all_devices(kind, changed, leaf):
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(InterfaceError, match=expected):
         start_update(learner, devices=2)()
+    learner.close()
+
+
+def second_moments_of_each_device_from_update_2(state, mean):
+    """They are 0 before the first update, so a factor changes nothing in it."""
+    adam = next(part for part in state.opt_state if hasattr(part, "nu"))
+    moments = jax.tree.map(lambda x: x * (1 + jnp.abs(mean)), adam.nu)
+    parts = tuple(part._replace(nu=moments) if part is adam else part for part in state.opt_state)
+    return state.replace(opt_state=parts)
+
+
+@either
+@pytest.mark.parametrize("check", [False, True])
+def test_a_difference_that_begins_later_is_found_before_a_checkpoint(kind, check):
+    def prepare(state, apply, rollout, mean, options, key):
+        state = second_moments_of_each_device_from_update_2(state, jnp.mean(rollout.value))
+        return ppo_prepare(state, apply, rollout, mean, options, key)
+
+    learner = learner_of(kind, PPO._replace(prepare=prepare), devices=2, check=check)
+    start_update(learner, devices=2)()
+    learner.check_state()
+    with pytest.raises(InterfaceError, match="expected the same on all devices"):  # noqa: PT012
+        start_update(learner, 1, devices=2)()
+        assert not check  # with `check`, the update itself has found it
+        learner.check_state()
     learner.close()

@@ -16,7 +16,7 @@ from jaxrl_atari import groups, ppo, rollout, session
 from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, place
-from jaxrl_atari.errors import ConfigError
+from jaxrl_atari.errors import ConfigError, InterfaceError
 from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import iterations, open_session, place_session
@@ -232,6 +232,16 @@ def test_the_checker_names_what_is_misplaced(misplace, what, open_run):
     misplace(run, there)
     with pytest.raises(PlacementError, match=rf"{what} is on {there}; expected on {here}"):
         next(iterations(run))
+
+
+def test_a_state_that_differs_between_devices_is_not_saved(open_run):
+    run = open_run(change(SMALL, devices=TWO), 1)
+    rows = run.learner._state.params
+    other = jax.tree.map(lambda x: x * np.array([1.0, 1.1]).reshape(2, *[1] * (x.ndim - 1)), rows)
+    run.learner._state = run.learner._state.replace(params=other)
+    with pytest.raises(InterfaceError, match=r"params.* = 'another value on each device'"):
+        run.finish()
+    assert not run.checkpoints.env_steps()
 
 
 @pytest.mark.parametrize(("config", "place"), [(SMALL, "rollout"), (SMALL, "learner"), (OVERLAP, "learner")])

@@ -142,14 +142,16 @@ def make_pool(
             has one: envpool takes seeds only when a pool is made, and a Gymnasium environment may depend on more
             than its seed and actions.
         gymnasium: options of the back end of that name.
-        screens: `EnvPool.screen` will be called; `envpool` has no screens.
+        screens: `EnvPool.screen` will be called; there is no record then. `envpool` has no screens.
 
     Raises:
         UserError: envpool is not installed, ale-py is too old, the game's ROM cannot be read, or a Gymnasium
             environment cannot be used.
-        ConfigError: as `process_threads`.
+        ConfigError: as `process_threads`; or the rules have no limit of frames, which only `gymnasium` supports.
     """
     require_ale_py()
+    limited = rules.max_frames > 0 or backend == "gymnasium"
+    require(limited, "env.max_frames", rules.max_frames, "a number above 0 for ALE's games")
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     num_threads = num_threads or process_threads() or 0
     # Imported here, so that the interface alone imports no emulator.

@@ -85,8 +85,9 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
         ) from error
     arguments = dict(settings.options)
     reserved = RESERVED if game_of_id(game) else {"render_mode"}
-    for name in arguments.keys() & reserved:
-        raise ConfigError("env.options", arguments, f"other arguments than {name}", RESERVED[name])
+    for name in arguments:
+        if name in reserved:
+            raise ConfigError("env.options", arguments, f"other arguments than {name}", RESERVED[name])
     chosen = f" with env.options = {arguments}" if arguments else ""
     try:
         env = _make(game, rules, arguments)

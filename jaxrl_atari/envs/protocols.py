@@ -22,7 +22,7 @@ class Rules(NamedTuple):
     life_loss_terminal: bool = True  # a lost life is a terminal for learning, while the game continues
     noop_max: int = 30  # limit of the random number of no-ops that start a game
     fire_on_reset: bool = True  # press FIRE at the start of a game, if it is in the action set
-    max_frames: int = 108_000  # emulator frames after which a game is truncated; 0 means no limit
+    max_frames: int = 108_000  # emulator frames after which a game is truncated; 0, with `gymnasium`: no limit
     clip_rewards: bool = True  # rewards for learning are clipped to [-1, 1]
 
 

@@ -64,8 +64,8 @@ class GameRecord:
     ):
         self._game_seed = game_seed
         self._first_env = first_env
-        self._interval = anchor_steps
-        self._steps = self._taken = first_step
+        self._anchor_steps = anchor_steps
+        self._steps = self._cut_at = first_step
         self._anchor_step = np.full(len(seeds), first_step)
         self._anchor_seed = np.array(seeds, np.int64)
         self._actions: list[np.ndarray] = []  # actions of the newest steps
@@ -78,7 +78,7 @@ class GameRecord:
 
     def anchors_due(self, first: np.ndarray) -> np.ndarray:
         """The environments, bool [n], that get an anchor at this step. `first`: those that start a game."""
-        return first & (self._steps // self._interval > self._anchor_step // self._interval)
+        return first & (self._steps // self._anchor_steps > self._anchor_step // self._anchor_steps)
 
     def set_anchors(self, envs: np.ndarray) -> np.ndarray:
         """Records an anchor in some environments, bool [n], and returns the seeds for them."""
@@ -99,10 +99,10 @@ class GameRecord:
         """
         crc = np.array([zlib.crc32(each.tobytes()) for each in frame], np.uint32)
         new_anchors = np.array(self._new_anchors, np.int64).reshape(-1, 3)
-        segment = Segment(self._taken, self._newest(self._steps - self._taken), new_anchors, crc)
+        segment = Segment(self._cut_at, self._newest(self._steps - self._cut_at), new_anchors, crc)
         actions = self._newest(self._steps - int(self._anchor_step.min()))
         steps = np.full(len(lives), self._steps)
-        self._taken = self._steps
+        self._cut_at = self._steps
         self._new_anchors = []
         self._actions = list(actions)  # older ones are no longer needed
         anchors = self._anchor_step.copy(), self._anchor_seed.copy()
@@ -114,7 +114,7 @@ class GameRecord:
 
     def restore(self, games: GamesInProgress) -> None:
         """Continues the record of a checkpoint. Its segment has been written already."""
-        self._steps = self._taken = int(games.steps[0])
+        self._steps = self._cut_at = int(games.steps[0])
         self._anchor_step = games.anchor_step.copy()
         self._anchor_seed = games.anchor_seed.copy()
         self._actions = list(games.actions.T)

@@ -85,8 +85,8 @@ def restore_games(pool: EnvPool, start: EnvStep, games: GamesInProgress) -> Repl
         raise UserError("the games do not end in the frames, lives and returns that the checkpoint has")
     frames = np.zeros((PAST, *games.frame.shape), np.uint8)
     age = np.full(pool.num_envs, PAST, np.int32)
-    for place, each in enumerate(newest, start=PAST - len(newest)):
-        frames[place] = each.frame
+    for position, each in enumerate(newest, start=PAST - len(newest)):
+        frames[position] = each.frame
         age = np.where(each.first, 0, np.minimum(age + 1, PAST))  # `frames.next_age`
     if record is not None:
         record.restore(games)
