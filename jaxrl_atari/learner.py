@@ -232,7 +232,8 @@ class OverlappedLearner(Learner):
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
         learner = self._settled()
         self._lagged_params = _copy(learner.params)
-        guard = jax.config.jax_transfer_guard  # the caller's; a guard holds for one thread
+        # A transfer guard holds for one thread, so the caller's is passed on.
+        guard = jax.config.jax_transfer_guard  # pyright: ignore[reportAttributeAccessIssue]
 
         def run() -> dict[str, float]:
             with jax.transfer_guard(guard):
