@@ -271,8 +271,12 @@ def test_what_cannot_be_trained_again(run_dir, tmp_path):
     steps = Checkpoints(run_dir / "session_0").env_steps()
     with pytest.raises(UserError, match="no later checkpoint was written"):
         retrain(run_dir, steps[-1])
-    with pytest.raises(UserError, match=r"--retrain 7: no session has a checkpoint there"):
+    with pytest.raises(
+        UserError, match=r"--retrain 7: there is no checkpoint at this env step; kept are: session_0: "
+    ):
         retrain(run_dir, 7)
+    with pytest.raises(UserError, match=r"has no session 5$"):
+        verify([str(run_dir), "--retrain", str(steps[0]), "--session", "5"])
     config = change(CONFIG, devices={"distributed": True}).to_dict()
     edit_meta(run_dir / "session_0", steps[0], config=config)
     digests = (run_dir / "session_0" / "digests.jsonl").read_bytes()

@@ -149,9 +149,21 @@ SEGMENT = 3
         ),
         (
             lambda parts, table: edit(parts[SEGMENT], actions=another_action),
-            "the actions give another frame after",
+            "differs from that of the log",
         ),
         (lambda parts, table: edit(parts[SEGMENT], actions=lambda actions: actions + 9), "cannot be played"),
+        (
+            lambda parts, table: edit(parts[0], anchors=lambda anchors: anchors + np.array([0, 9, 0])),
+            "an anchor has a step, ",
+        ),
+        (
+            lambda parts, table: edit(parts[0], anchors=lambda anchors: anchors - np.array([0, 0, 2**31])),
+            "an anchor has a ",
+        ),
+        (
+            lambda parts, table: edit(parts[0], anchors=lambda anchors: anchors + np.array([10**6, 0, 0])),
+            "an anchor has a ",
+        ),
         (lambda parts, table: edit(parts[SEGMENT], games=better), "return_mean is "),
         (
             lambda parts, table: edit(parts[SEGMENT], games=lambda games: np.repeat(games, 2, 0)),
@@ -247,6 +259,40 @@ def test_a_difference_with_another_emulator_is_no_accusation(described, run_dir,
     code, line = status(capsys, run_dir)
     assert code == 2
     assert "proves nothing, because ale-py was 0.1 in training" in line
+
+
+@pytest.mark.parametrize(
+    "tamper",
+    [
+        lambda session_dir: replace_in(session_dir / "metrics.csv", "return_mean", "99.5"),
+        lambda session_dir: segments(session_dir)[-1][2].unlink(),
+    ],
+)
+def test_another_emulator_excuses_no_difference_that_needs_none(tamper, run_dir, capsys):
+    """A row follows from the log, and a lost segment from the checkpoints."""
+    session_dir = run_dir / "session_0"
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict(), "versions": {"ale-py": "0.1"}})
+    (session_dir / "verified.json").touch()
+    tamper(session_dir)
+    assert status(capsys, run_dir)[0] == 1
+    assert not (session_dir / "verified.json").exists()
+
+
+def test_a_row_that_differs_with_another_version_of_this_package_is_no_accusation(run_dir, capsys):
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict(), "versions": {"jaxrl_atari": "0.0.1"}})
+    replace_in(run_dir / "session_0" / "metrics.csv", "return_mean", "99.5")
+    code, line = status(capsys, run_dir)
+    assert code == 2
+    assert "proves nothing, because jaxrl_atari was 0.0.1 in training" in line
+
+
+def test_a_bug_of_ours_accuses_no_run(run_dir, monkeypatch):
+    def fail(*_):
+        raise ValueError("operands could not be broadcast together")
+
+    monkeypatch.setattr(games.EpisodeCounter, "count", fail)
+    with pytest.raises(ValueError, match="operands"):
+        verify([str(run_dir)])
 
 
 def test_a_checkpoint_that_is_written_meanwhile_is_no_accusation(run_dir, capsys, monkeypatch):

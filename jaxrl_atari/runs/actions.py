@@ -104,12 +104,12 @@ def read_actions(session_dir: Path) -> ActionLog:
     frame_crc: dict[int, np.ndarray] = {}
     ends: list[int] = []
     reached = 0
-    for first, _, path in segments(session_dir):
+    for first, last, path in segments(session_dir):
         if first != reached:
             raise missing_actions(
                 session_dir, f"{path}: the segment with steps {reached} to {first} before it is missing"
             )
-        part = _read_segment(path)
+        part = _read_segment(path, last)
         length = int(part["rollout_length"])
         reached += len(part["actions"])
         ends += range(first + length, reached + 1, length)
@@ -152,8 +152,15 @@ def missing_actions(session_dir: Path, problem: str) -> UserError:
     return VerificationFailed(problem)
 
 
-def _read_segment(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a segment. Raises `VerificationFailed` if it is damaged, or they have other shapes."""
+def _read_segment(path: Path, last: int) -> dict[str, np.ndarray]:
+    """The arrays of a segment.
+
+    Args:
+        last: the step after its last one.
+
+    Raises:
+        VerificationFailed: it is damaged, its arrays have other shapes, or an anchor cannot be one.
+    """
     try:
         with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
             part = {name: arrays[name] for name in SEGMENT_ARRAYS}
@@ -161,6 +168,9 @@ def _read_segment(path: Path) -> dict[str, np.ndarray]:
         is_sound = [part[name].shape[1:] for name in ("anchors", "games")] == [(3,), (4,)]
         if not is_sound or part["frame_crc"].shape != (envs,) or int(part["rollout_length"]) < 1:
             raise ValueError("its arrays have other shapes")
+        anchors = part["anchors"]  # step, environment, seed
+        if (anchors < 0).any() or (anchors >= (last + 1, envs, 2**31)).any():
+            raise ValueError("an anchor has a step, an environment or a seed out of range")
     except Exception as error:  # a damaged archive raises many types
         raise VerificationFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
     return part

@@ -49,6 +49,15 @@ class Options(WithImports):
     same software, device and threads, and compare all bits. Nothing in the run is changed."""
 
 
+def _chosen_sessions(options: Options) -> list[Path]:
+    """The directories of the sessions that `--session` names. Raises `UserError` if there are none."""
+    chosen = [path for path in session_dirs(options.run_dir) if options.session in ("all", session_number(path))]
+    if not chosen:
+        wanted = "session" if options.session == "all" else f"session {options.session}"
+        raise UserError(f"{options.run_dir}: has no {wanted}")
+    return chosen
+
+
 def _verify_sessions(config: Config, options: Options) -> None:
     """Verifies one session or all, and shows the results. The result of a session that was played in full
     is kept in verified.json.
@@ -59,9 +68,7 @@ def _verify_sessions(config: Config, options: Options) -> None:
     """
     if config.unrecorded_reason:
         raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
-    chosen = [path for path in session_dirs(options.run_dir) if options.session in ("all", session_number(path))]
-    if not chosen:
-        raise UserError(f"{options.run_dir}: has no session {options.session}")
+    chosen = _chosen_sessions(options)
     problems: list[UserError] = []
     for session_dir in chosen:
         try:
@@ -110,14 +117,11 @@ def _retrain_sessions(options: Options, env_steps: int) -> None:
     """
     for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
         require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
-    found = session_dirs(options.run_dir)
-    if options.session == "all":
-        chosen = [path for path in found if env_steps in checkpoint_env_steps(path)]
-    else:
-        chosen = [path for path in found if options.session == session_number(path)]
+    kept = {path: checkpoint_env_steps(path) for path in _chosen_sessions(options)}
+    chosen = [path for path, each in kept.items() if env_steps in each]
     if not chosen:
-        kept = {path.name: checkpoint_env_steps(path) for path in found}
-        raise UserError(f"--retrain {env_steps}: no session has a checkpoint there; there are: {kept}")
+        there = "; ".join(f"{path.name}: {', '.join(map(str, each)) or 'none'}" for path, each in kept.items())
+        raise UserError(f"--retrain {env_steps}: there is no checkpoint at this env step; kept are: {there}")
     for line in tune_process():
         say(line)
     # Here, so that playing games again need not import Flax and orbax.

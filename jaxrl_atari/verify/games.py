@@ -16,15 +16,12 @@ import numpy as np
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import UserError, VerificationFailed, reason
+from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.output import tracked
 from jaxrl_atari.runs.actions import ActionLog
 
 PIECES_AT_ONCE = 32
 """Emulators that play side by side, each a piece of a session's games."""
-
-GAME_TEXT = "a game that ends at step {:.0f} of environment {:.0f} with return {:g} after {:.0f} env steps"
-"""A game in an error: step and environment of its end, return, length."""
 
 
 class Piece(NamedTuple):
@@ -48,12 +45,12 @@ def pieces(log: ActionLog) -> list[Piece]:
 
 
 def choose_pieces(
-    every: list[Piece], log: ActionLog, *, start: int, end: int | None, sample: int | None
+    all_pieces: list[Piece], log: ActionLog, *, start: int, end: int | None, sample: int | None
 ) -> list[Piece]:
     """A part of the pieces of a session's games.
 
     Args:
-        every: all pieces of the log.
+        all_pieces: those of the log.
         start: pieces that end after about this env step.
         end: pieces that start before about this env step; None: all later ones.
         sample: a random choice of so many pieces; None: all that `start` and `end` leave.
@@ -63,7 +60,7 @@ def choose_pieces(
     """
     envs = log.actions.shape[1]
     last = len(log.actions) if end is None else end // envs
-    chosen = [piece for piece in every if piece.end > start // envs and piece.start < last]
+    chosen = [piece for piece in all_pieces if piece.end > start // envs and piece.start < last]
     if not chosen:
         given = f"--from {start}" if end is None else f"--from {start} --to {end}"
         raise UserError(
@@ -99,7 +96,7 @@ def check_batch(config: Config, log: ActionLog, batch: list[Piece]) -> int:
         The number of games that ended in the pieces.
 
     Raises:
-        VerificationFailed: a game has another return or length, or a frame at the end of a segment is another one.
+        VerificationFailed: a game has another return or length; as `replayed_games`.
     """
     played = replayed_games(config, log, batch)
     logged = logged_games(log, batch)
@@ -107,8 +104,16 @@ def check_batch(config: Config, log: ActionLog, batch: list[Piece]) -> int:
     if different:
         first = min(different)
         side = "the log" if first in logged else "the replay"
-        raise VerificationFailed(f"{side} alone has {GAME_TEXT.format(*first)}")
+        raise VerificationFailed(f"{side} alone has {game_text(*first)}")
     return len(played)
+
+
+def game_text(step: float, env: float, episode_return: float, length: float) -> str:
+    """A game in an error; `step` is that of its end."""
+    return (
+        f"a game that ends at step {step:.0f} of environment {env:.0f} with return {episode_return:g}"
+        f" after {length:.0f} env steps"
+    )
 
 
 def logged_games(log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
@@ -122,7 +127,7 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
     """The games that end when these pieces are played again, side by side: step, environment, return, length.
 
     Raises:
-        VerificationFailed: a frame at the end of a segment differs from the log, or an action is out of range.
+        VerificationFailed: a frame at the end of a segment differs from the log, or the game has no such action.
     """
     env = config.env
     played: set[tuple[float, ...]] = set()
@@ -131,6 +136,9 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
     counter = EpisodeCounter(len(batch))
     try:
         actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
+        unknown = np.setdiff1d(np.concatenate(actions), np.arange(pool.num_actions))
+        if unknown.size:
+            raise VerificationFailed(f"the actions cannot be played: the game has no action {unknown[0]}")
         seeds = np.array([piece.seed for piece in batch])
         for remaining, _, step in play_again(pool, pool.reset(), seeds, actions):
             reached = [piece.end - remaining for piece in batch]
@@ -144,10 +152,8 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
                 shows = at in log.frame_crc and piece.start < at and (at < piece.end or at == len(log.actions))
                 if shows and zlib.crc32(frame.tobytes()) != log.frame_crc[at][piece.env]:
                     raise VerificationFailed(
-                        f"environment {piece.env}: the actions give another frame after step {at}"
+                        f"environment {piece.env}: the frame after step {at} differs from that of the log"
                     )
-    except ValueError as error:  # an action or a seed out of range
-        raise VerificationFailed(f"the actions cannot be played ({reason(error)})") from error
     finally:
         pool.close()
     return played

@@ -1,6 +1,8 @@
 """Verification of a session: its rows are recomputed, and its games are played again."""
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +62,7 @@ def verify_session(
         VerificationFailed: as `read_actions`, `check_rows` and `check_games`; the log ends before the newest
             checkpoint.
         UserError: as `read_actions` and `choose_pieces`; or the session differs, and other software trained it,
-            which may explain it.
+            which may explain the difference (`_excused_by`).
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
     saved = latest_env_steps(session_dir)
@@ -70,23 +72,20 @@ def verify_session(
     chosen = choose_pieces(all_pieces, log, start=start, end=end, sample=sample)
     expected = expected_rows(log)
     env_steps = max(expected, default=0)
-    try:
+    run_dir = session_dir.parent
+    with _excused_by(run_dir, "jaxrl_atari"):  # the rows follow from the log without an emulator
         rows, all_rows = check_rows(session_dir, expected, logged)
-        if env_steps < saved:
-            raise missing_actions(
-                session_dir,
-                f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
-            )
+    if env_steps < saved:
+        raise missing_actions(
+            session_dir,
+            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
+        )
+    with _excused_by(run_dir, "ale-py", "jaxrl_atari"):
         games = check_games(config, session_dir, log, chosen)
         if len(chosen) == len(all_pieces) and games < len(log.games):
             raise VerificationFailed(
                 f"{session_dir}: the log of actions has {len(log.games)} games, the actions give {games}"
             )
-    except VerificationFailed as error:
-        other = other_software(session_dir.parent)
-        if not other:
-            raise
-        raise UserError(f"{error}; that proves nothing, because {other}: verify it with the same") from error
     return Recomputed(
         rows=rows,
         all_rows=all_rows,
@@ -97,9 +96,21 @@ def verify_session(
     )
 
 
-def other_software(run_dir: Path) -> str:
-    """The packages that decide what actions give, and had other versions in training; empty if there are none."""
-    versions = {package: other_versions(run_dir, package) for package in ("ale-py", "jaxrl_atari")}
-    return ", and ".join(
-        f"{package} was {' or '.join(each)} in training" for package, each in versions.items() if each
-    )
+@contextlib.contextmanager
+def _excused_by(run_dir: Path, *packages: str) -> Iterator[None]:
+    """Context for comparisons whose result depends on these packages.
+
+    Raises:
+        UserError: in place of `VerificationFailed`, if one of them had another version in training.
+    """
+    try:
+        yield
+    except VerificationFailed as error:
+        versions = {package: other_versions(run_dir, package) for package in packages}
+        other = [f"{package} was {' or '.join(each)} in training" for package, each in versions.items() if each]
+        if not other:
+            raise
+        raise UserError(
+            f"{error}; that proves nothing, because {', and '.join(other)}: verify it with the versions of the"
+            " training"
+        ) from error

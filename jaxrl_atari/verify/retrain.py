@@ -2,8 +2,8 @@
 
 The log of actions shows what was played, but not that the parameters of the network chose it. Where a resumed
 session repeats an uninterrupted one bit for bit, training from one checkpoint must arrive at the next one, whose
-digests are in `digests.jsonl`. Wherever honest training may give other bits, a `UserError` says why, and
-`VerificationFailed` is not raised.
+digests are in `digests.jsonl`. Where a known cause may give honest training other bits, a `UserError` names
+it, and `VerificationFailed` is not raised.
 """
 
 import shutil
@@ -39,20 +39,22 @@ def retrain(session_dir: Path, start: int) -> str:
         UserError: the part cannot be trained again here.
     """
     name = f"{session_dir}, --retrain {start}"
-    target = _find_target(name, session_dir, start)
-    found = _train_again(name, session_dir, start, target)
-    _require_same_bits(name, session_dir.parent, target, found)
+    try:
+        target = _find_target(session_dir, start)
+        arrived = _train_again(session_dir, start, target)
+        _require_same_bits(session_dir.parent, target, arrived)
+    except VerificationFailed as error:
+        raise VerificationFailed(f"{name}: {error}") from error
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from error
     return (
         f"{session_dir.name}  retrained: from {start:,} to {target.env_steps:,} env steps, all bits of"
         f" {len(target.digests)} arrays are equal"
     )
 
 
-def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
+def _find_target(session_dir: Path, start: int) -> WrittenCheckpoint:
     """The checkpoint that was written after the one at `start` env steps.
-
-    Args:
-        name: begins the errors.
 
     Raises:
         UserError: there is none, or what was trained between the two cannot be trained again.
@@ -60,23 +62,23 @@ def _find_target(name: str, session_dir: Path, start: int) -> WrittenCheckpoint:
     checkpoints = Checkpoints(session_dir)
     meta = checkpoints.read_meta(start)
     if meta.get("parameters_only"):
-        raise UserError(f"{name}: the checkpoint holds the parameters alone; ask its owner for the whole run")
-    if not (session_dir / DIGESTS_FILE).is_file():  # sessions up to 15a24ee wrote none
-        raise UserError(f"{name}: the session has no {DIGESTS_FILE}, because an earlier version trained it")
+        raise UserError("the checkpoint holds the parameters alone; ask its owner for the whole run")
+    if not (session_dir / DIGESTS_FILE).is_file():  # those trained before 2026-11-26 wrote none
+        raise UserError(f"the session has no {DIGESTS_FILE}, because an earlier version trained it")
     target = next((written for written in read_digests(session_dir) if written.env_steps > start), None)
     if target is None:
         kept = ", ".join(map(str, checkpoints.env_steps()))
-        raise UserError(f"{name}: no later checkpoint was written; there are: {kept}; choose one before the last")
+        raise UserError(f"no later checkpoint was written; there are: {kept}; choose one before the last")
     config = config_from_dict(target.config)
     before = config_from_dict(meta["config"])
-    if changed := changed_fields(_decides_bits(before), _decides_bits(config)):
-        raise UserError(f"{name}: the config was changed before the next checkpoint ({', '.join(changed)})")
+    if changed := changed_fields(_bit_deciding_fields(before), _bit_deciding_fields(config)):
+        raise UserError(f"the config was changed before the next checkpoint ({', '.join(changed)})")
     if problem := config.unrecorded_reason or games_problem(config.env, meta):
-        raise UserError(f"{name}: its games cannot continue ({problem})")
+        raise UserError(f"its games cannot continue ({problem})")
     return target
 
 
-def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckpoint) -> WrittenCheckpoint:
+def _train_again(session_dir: Path, start: int, target: WrittenCheckpoint) -> WrittenCheckpoint:
     """Trains a copy of a session from its checkpoint at `start` env steps up to the env steps of `target`.
 
     Returns:
@@ -85,29 +87,28 @@ def _train_again(name: str, session_dir: Path, start: int, target: WrittenCheckp
     Raises:
         UserError: other bits are expected here.
     """
-    config = _without_extras(config_from_dict(target.config))
+    config = _for_retraining(config_from_dict(target.config))
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
         placement = place_session(config)
-        _require_reproducible(name, config, placement, target)
+        _require_reproducible(config, placement, target)
         with open_session(config, placement, copy, session_number(session_dir), resume=True) as session:
-            _require_same_provenance(name, target, session.provenance)
+            _require_same_provenance(target, session.provenance)
             if session.environments.why_new:
-                raise UserError(f"{name}: its games cannot continue here ({session.environments.why_new})")
+                raise UserError(f"its games cannot continue here ({session.environments.why_new})")
             for _ in iterations(session):
                 if session.progress.env_steps >= target.env_steps:
                     break
             session.save(None)
-        (found,) = read_digests(copy)
-    return found
+        (arrived,) = read_digests(copy)
+    return arrived
 
 
-def _require_reproducible(name: str, config: Config, placement: Placement, target: WrittenCheckpoint) -> None:
+def _require_reproducible(config: Config, placement: Placement, target: WrittenCheckpoint) -> None:
     """Refuses devices on which two runs may differ in the last bits.
 
     Args:
-        name: begins the error.
         placement: the devices here, which may differ from the devices that wrote `target`.
     """
     devices = [*placement.learner, *placement.actors]
@@ -117,16 +118,14 @@ def _require_reproducible(name: str, config: Config, placement: Placement, targe
     before = [*target.provenance["learns_on"], *target.provenance["acts_on"]]
     if here != before:
         raise UserError(
-            f"{name}: it was trained on {', '.join(dict.fromkeys(before))} and would be trained on"
+            f"it was trained on {', '.join(dict.fromkeys(before))} and would be trained on"
             f" {', '.join(dict.fromkeys(here))} here, where bits may differ; use the same devices as in training"
             " (JAX_PLATFORMS=cpu selects the CPU)"
         )
-    raise UserError(
-        f"{name}: it was trained on a GPU without devices.deterministic, where two runs may have other bits"
-    )
+    raise UserError("it was trained on a GPU without devices.deterministic, where two runs may have other bits")
 
 
-def _without_extras(config: Config) -> Config:
+def _for_retraining(config: Config) -> Config:
     """A config that trains to the same bits, and writes no log, evaluation, graph or checkpoint on the way."""
     log = LogConfig(
         tensorboard=False, graphs=False, actions=False, every_env_steps=10**12, checkpoint_every_env_steps=10**12
@@ -143,19 +142,18 @@ def _without_extras(config: Config) -> Config:
     )
 
 
-def _decides_bits(config: Config) -> dict[str, Any]:
+def _bit_deciding_fields(config: Config) -> dict[str, Any]:
     """A config as nested dicts, with the defaults of the options that decide no bits of a session."""
-    plain = _without_extras(config)
+    plain = _for_retraining(config)
     env = replace(plain.env, num_threads=0)
     devices = replace(plain.devices, evaluator=False, memory_fraction=None, check=False)
     return replace(plain, env=env, devices=devices).to_dict()
 
 
-def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: dict[str, Any]) -> None:
+def _require_same_provenance(target: WrittenCheckpoint, provenance: dict[str, Any]) -> None:
     """Refuses to train where other bits are expected.
 
     Args:
-        name: begins the error.
         provenance: `Session.provenance` of the session that would train.
     """
     # Most commits change no number: the revision is named only if the bits differ.
@@ -163,32 +161,33 @@ def _require_same_provenance(name: str, target: WrittenCheckpoint, provenance: d
     if changed := changed_fields(before, provenance | {"git_revision": None}):
         differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
         raise UserError(
-            f"{name}: cannot be compared here, where bits may differ ({differences}); use the same as in training"
+            f"cannot be compared here, where bits may differ ({differences}); use the software and the devices of"
+            " the training"
         )
 
 
-def _require_same_bits(name: str, run_dir: Path, target: WrittenCheckpoint, found: WrittenCheckpoint) -> None:
+def _require_same_bits(run_dir: Path, target: WrittenCheckpoint, arrived: WrittenCheckpoint) -> None:
     """Refuses bits that differ from `target`.
 
     Raises:
         VerificationFailed: training has arrived at other bits, or elsewhere.
         UserError: it has, but the code may have changed since the training, so this proves nothing.
     """
-    different = sorted(path for path, digest in target.digests.items() if found.digests.get(path) != digest)
-    if (found.env_steps, found.updates) != (target.env_steps, target.updates):
+    different = sorted(path for path, digest in target.digests.items() if arrived.digests.get(path) != digest)
+    if (arrived.env_steps, arrived.updates) != (target.env_steps, target.updates):
         problem = (
-            f"{name}: arrives at {found.env_steps:,} env steps after {found.updates} updates, where the session"
+            f"arrives at {arrived.env_steps:,} env steps after {arrived.updates} updates, where the session"
             f" wrote a checkpoint at {target.env_steps:,} after {target.updates}"
         )
     elif different:
         problem = (
-            f"{name}: {len(different)} of {len(target.digests)} arrays differ from those written at"
+            f"{len(different)} of {len(target.digests)} arrays differ from those written at"
             f" {target.env_steps:,} env steps, first {different[0]}"
         )
     else:
         return
     then = target.provenance["git_revision"]
-    if other := _other_code(run_dir, then, found.provenance["git_revision"]):
+    if other := _other_code(run_dir, then, arrived.provenance["git_revision"]):
         raise UserError(f"{problem}; that proves nothing, because {other}: train it again with the same code")
     raise VerificationFailed(problem)
 
