@@ -158,6 +158,41 @@ def test_a_run_of_ones_own_is_shared_with_its_code(server, run_dir, tmp_path, mo
     assert (tmp_path / "packed" / "code" / code.name).read_text() == IDEA
 
 
+def test_a_pull_into_an_empty_folder_keeps_the_folder(server, tmp_path, monkeypatch):
+    """The working directory cannot be replaced, and a link to a folder should stay one."""
+    server.repos["user/run"] = {"config.json": b"{}", "session_0/checkpoints/1/arrays": b"x"}
+    (tmp_path / "here").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "link").symlink_to("elsewhere")
+    monkeypatch.chdir(tmp_path / "here")
+    for directory in (".", "../link"):
+        pull("user/run", directory)
+        folder = tmp_path / "here" / directory
+        names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+        assert names == {"config.json", "session_0/checkpoints/1/arrays"}
+        assert {path.name for path in folder.iterdir()} == {"config.json", "session_0"}
+    assert (tmp_path / "link").is_symlink()
+    (tmp_path / "empty").mkdir()
+    fails("Repository Not Found", pull, "user/nothing", tmp_path / "empty")
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_a_pack_that_fails_leaves_nothing_behind(run_dir, tmp_path, monkeypatch):
+    """The second try would say that the folder exists already."""
+    video = load_policy(run_dir).session_dir / "video_1000.mp4"
+    video.unlink()
+    video.symlink_to("/proc/self/mem")  # a file that cannot be read
+    with pytest.raises(OSError, match="Input/output error"):
+        hub_command(["pack", str(run_dir), str(tmp_path / "packed")])
+    assert {path.name for path in tmp_path.iterdir()} == {run_dir.name}
+
+
+def test_a_copy_with_parameters_alone_is_not_pushed_as_whole_checkpoints(run_dir, tmp_path):
+    hub_command(["pack", str(run_dir), str(packed := tmp_path / "packed"), "--checkpoint", "latest"])
+    fails("choose best or an env step", repository_files, packed, "user/x", "latest")
+    assert checkpoints(repository_files(packed, "user/x", "best"))
+
+
 def test_a_damaged_checkpoint_is_not_pushed(run_dir):
     policy = load_policy(run_dir)
     arrays = policy.session_dir / "checkpoints" / str(policy.env_steps) / "arrays"
@@ -171,7 +206,7 @@ def test_a_damaged_checkpoint_is_not_pushed(run_dir):
 def test_a_push_of_the_latest_checkpoints_checks_all_that_it_pushes(run_dir, capsys):
     shutil.rmtree(run_dir / "session_0" / "checkpoints")
     repository_files(run_dir, "user/x", "latest")
-    assert capsys.readouterr().out == "no checkpoint of session_0: it has none\n"
+    assert capsys.readouterr().out == "session_0 has no checkpoint yet, so none is shared\n"
     newest = load_policy(run_dir, "latest", session=1).env_steps
     games = run_dir / "session_1" / "checkpoints" / str(newest) / "games"
     largest = max(games.rglob("[0-9]*"), key=lambda path: path.stat().st_size)

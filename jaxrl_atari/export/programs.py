@@ -21,7 +21,7 @@ from jaxrl_atari.export.readme import readme
 from jaxrl_atari.network_functions import apply_module, initial_carry, make_module
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.report.summary import Run
-from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.files import filled_folder, write_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of the program for JAX."""
@@ -75,9 +75,9 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
         "play.py": Path(play.__file__).read_bytes(),
         "README.md": readme(policy, about, run, difference, PLATFORMS),
     }
-    directory.mkdir(parents=True, exist_ok=True)
-    for file, content in files.items():
-        write_file(directory / file, content)
+    with filled_folder(directory) as folder:
+        for file, content in files.items():
+            write_file(folder / file, content)
     return difference
 
 

@@ -22,7 +22,6 @@ import fnmatch
 import os
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,11 +37,11 @@ from jaxrl_atari.hub.files import packed_files, repository_files
 from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.option_forms import CheckpointChoice, RunDir
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.files import require_new_folder, write_file
+from jaxrl_atari.runs.files import filled_folder, require_new_folder, write_file
 from jaxrl_atari.runs.layout import command_line
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
-"""A repository without such a file holds no run."""
+"""A repository of `push` has such a file; one without holds no run."""
 
 STANDARD_FILES = {".gitattributes", "README.md"}
 """Files that any repository on the Hub may have: Git attributes and its card."""
@@ -60,11 +59,11 @@ VARIABLES = (
 )
 """Environment variables that affect the connection to the Hub. Those of proxies may be in lower case."""
 
-LEFT_OUT = (
+NOT_SHARED = (
     "left out: the optimiser state, the random key and the games in progress, "
     "so a copy can be played and verified but not resumed"
 )
-"""What a push leaves out of a checkpoint, unless it pushes the latest ones."""
+"""The parts of a checkpoint that a push leaves out, unless it pushes the latest ones."""
 
 
 PURPOSES = {
@@ -177,7 +176,7 @@ def push(options: PushOptions) -> None:
             commit_message=f"{options.run_dir.resolve().name}, checkpoint {options.checkpoint}",
         )
     if options.checkpoint != "latest":
-        say(f"{LEFT_OUT}; --checkpoint latest pushes everything")
+        say(f"{NOT_SHARED}; --checkpoint latest pushes everything")
     say(f"pushed: {url}")
 
 
@@ -190,11 +189,9 @@ def pull(options: PullOptions) -> None:
         names = [file.rfilename for file in api.model_info(repo_id).siblings]
         if not fnmatch.filter(names, CHECKPOINT_FILES):
             raise UserError(f"{repo_id}: not a run of jaxrl_atari (it has no {CHECKPOINT_FILES}); check the name")
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".pull_", dir=directory.parent) as folder:
-            path = Path(api.snapshot_download(repo_id, local_dir=Path(folder, "run")))
-            shutil.rmtree(path / ".cache", ignore_errors=True)  # notes of huggingface_hub
-            path.rename(directory)
+        with filled_folder(directory) as folder:
+            api.snapshot_download(repo_id, local_dir=folder)
+            shutil.rmtree(folder / ".cache", ignore_errors=True)  # notes of huggingface_hub
     say(f"pulled: {directory}\nnext: {command_line('evaluate', directory)}")
 
 
@@ -203,12 +200,14 @@ def pack(options: PackOptions) -> None:
     directory = options.directory
     import_named(options.imports)
     require_new_folder(directory)
-    for name, content in packed_files(options.run_dir, options.checkpoint, options.rounded).items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, content if isinstance(content, bytes) else content.read_bytes())
+    files = packed_files(options.run_dir, options.checkpoint, options.rounded)
+    with filled_folder(directory) as folder:
+        for name, content in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, content if isinstance(content, bytes) else content.read_bytes())
     size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    say(f"{LEFT_OUT}\npacked: {directory} ({size / 1e6:.1f} MB)")
+    say(f"{NOT_SHARED}\npacked: {directory} ({size / 1e6:.1f} MB)")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_atari.errors import ParametersOnly, UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.option_forms import CheckpointChoice
@@ -50,7 +51,7 @@ Files = dict[str, Path | bytes]
 """Files of a repository: name -> the file to copy, or the content itself."""
 
 
-def load_policies(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
+def policies_to_share(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
     """The policies whose checkpoints are shared: one of the best session, or with `latest` one of every
     session that has any.
 
@@ -62,7 +63,7 @@ def load_policies(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
     folders = [path for path in run.tables if checkpoint_env_steps(path)]
     for path in run.tables:
         if path not in folders:
-            say(f"no checkpoint of {path.name}: it has none")
+            say(f"{path.name} has no checkpoint yet, so none is shared")
     return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
 
 
@@ -90,10 +91,16 @@ def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
     """All files of the policies' checkpoints, each of which is read and checked first.
 
     Raises:
-        UserError: an array of a checkpoint is damaged.
+        UserError: an array of a checkpoint is damaged, or the run is a copy whose checkpoints are not whole.
     """
     for policy in policies:
-        Checkpoints(policy.session_dir).check(policy.env_steps)
+        try:
+            Checkpoints(policy.session_dir).check(policy.env_steps)
+        except ParametersOnly as error:
+            raise UserError(
+                f"{checkpoint_path(policy.session_dir, policy.env_steps)}: holds the parameters alone, and"
+                " --checkpoint latest pushes whole checkpoints; choose best or an env step"
+            ) from error
     folders = [checkpoint_path(policy.session_dir, policy.env_steps) for policy in policies]
     paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path.relative_to(run.path).as_posix(): path for path in paths}
@@ -112,7 +119,7 @@ def packed_files(run_dir: Path, checkpoint: CheckpointChoice, rounded: bool = Fa
         UserError: as `repository_files`.
     """
     run = read_run(run_dir)
-    policies = load_policies(run, checkpoint)
+    policies = policies_to_share(run, checkpoint)
     return parameters_of(policies, rounded) | run_files(run, FILES) | newest_video(policies)
 
 
@@ -125,10 +132,10 @@ def repository_files(run_dir: Path, repo_id: str, checkpoint: CheckpointChoice) 
         checkpoint: best, or an env step, of the best session; latest, of every session.
 
     Raises:
-        UserError: the directory holds no run, or the checkpoint is missing or damaged.
+        UserError: the directory holds no run; the checkpoint is missing or damaged, or not whole with `latest`.
     """
     run = read_run(run_dir)
-    policies = load_policies(run, checkpoint)
+    policies = policies_to_share(run, checkpoint)
     checkpoints = {policy.session_dir.name: policy.env_steps for policy in policies}
     card = model_card(run, repo_id, str(checkpoint), checkpoints)
     if checkpoint == "latest":
