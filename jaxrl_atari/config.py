@@ -212,8 +212,8 @@ class EnvConfig:
 class PPOConfig:
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
 
-    # `algorithm.py` makes this class a pytree, which `jax.jit` takes as an argument. The options marked TRACED are
-    # its leaves.
+    # `algorithm_options.py` makes this class a pytree, which `jax.jit` takes as an argument. The options marked
+    # TRACED are its leaves.
 
     rollout_length: Annotated[int, Limits(1, 65_536)] = 128
     """Env steps per environment between two updates (T)."""

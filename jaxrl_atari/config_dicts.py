@@ -11,7 +11,7 @@ from jaxrl_atari.errors import UserError, require
 DICTIONARIES = {"env.options", "ppo.coefficients"}
 """Fields that are dictionaries, whose keys are not fixed."""
 
-GONE = {"log.jsonl"}
+REMOVED_FIELDS = {"log.jsonl"}
 """Fields that this version no longer has, and that a run with checkpoint format 3 may have.
 
 The last commit that wrote `log.jsonl` is 641b767.
@@ -25,7 +25,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
         if not isinstance(values, dict) or not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
             return values
         fields = {f.name: f.type for f in dataclasses.fields(cls)}
-        known = {name: value for name, value in values.items() if f"{prefix}{name}" not in GONE}
+        known = {name: value for name, value in values.items() if f"{prefix}{name}" not in REMOVED_FIELDS}
         for name in known.keys() - fields:
             raise UserError(
                 f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
@@ -50,7 +50,8 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The fields in which two nested dicts differ: dotted name -> (before, after).
 
-    A field that one of them lacks is None there. An empty dict counts as absent.
+    A field that one of them lacks is None there. An empty dict counts as absent. `devices.gpu = false` differs
+    from `devices.gpu = 0`, although Python's `False` equals 0.
     """
     old = flat(before)
     new = flat(after)
@@ -59,7 +60,8 @@ def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, t
     return {
         name: (was, now)
         for name, (was, now) in pairs.items()
-        if was != now and (was, now) not in (({}, None), (None, {}))
+        if (was != now or isinstance(was, bool) != isinstance(now, bool))
+        and (was, now) not in (({}, None), (None, {}))
     }
 
 

@@ -19,6 +19,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.devices import learner_devices
 from jaxrl_atari.errors import ConfigError, UserError, reason
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices
@@ -246,7 +247,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
-    has_config = sources.config_file is not None or options.config != Config()
+    changed = changed_fields(Config().to_dict(), options.config.to_dict())
+    has_config = sources.config_file is not None or bool(changed)
     error = _print_report(options.config, with_memory=has_config)
     if error is not None:
         raise error

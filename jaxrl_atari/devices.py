@@ -22,14 +22,14 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxrl_atari.checks import checked_value
+from jaxrl_atari.checks import check_fields
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.hardware.choice import DeviceChoice, first_devices
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.hardware.start import StartedGpus, limit_jax, settle_devices, start_gpus
-from jaxrl_atari.option_forms import GpuOption, GpuWord
+from jaxrl_atari.option_forms import GpuOption
 
 
 class Placement(NamedTuple):
@@ -60,10 +60,11 @@ def place(options: DevicesConfig) -> Placement:
     """Returns the devices of a session, and starts JAX's back end on these devices alone.
 
     Raises:
-        ConfigError: this machine lacks a device, or JAX has already started without it; or several processes learn
-            on devices of different classes, or one of them on none.
+        ConfigError: an option has a value that it cannot have; this machine lacks a device, or JAX has already
+            started without it; or several processes learn on devices of different classes, or one of them on none.
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
+    check_fields(options, "devices.")
     chosen = limit_jax(options)
     started = start_gpus(chosen.gpus, chosen.used)
     settled = settle_devices(options, chosen, started)
@@ -133,7 +134,7 @@ def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
         field: name of the option in the error.
     """
     try:
-        return place(DevicesConfig(gpu=checked_value("devices.gpu", gpu, GpuWord))).home
+        return place(DevicesConfig(gpu=gpu)).home
     except ConfigError as error:
         raise error.renamed("devices.gpu", field) from None
 
@@ -158,7 +159,7 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
     for path, x in jax.tree_util.tree_leaves_with_path(arrays):
         found = x.sharding.addressable_devices if isinstance(x, jax.Array) else set()
         if found != wanted:
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            name = jax.tree_util.keystr(path, simple=True, separator="/") or "the array"
             where = ", ".join(sorted(map(str, found))) or "the host"
             expected = ", ".join(sorted(map(str, wanted)))
             raise PlacementError(f"{what}: {name} is on {where}; expected on {expected}")

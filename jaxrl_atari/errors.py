@@ -23,6 +23,17 @@ class UserError(Exception):
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error that another process raises is pickled. Without this, Python would make it of its message alone,
+        # which some subclasses do not take.
+        return _unpickled, (type(self), str(self), self.__dict__)
+
+
+def _unpickled(kind: type[UserError], message: str, attributes: dict[str, Any]) -> UserError:
+    error = kind.__new__(kind, message)
+    error.__dict__.update(attributes)
+    return error
+
 
 class ConfigError(UserError, ValueError):
     """A field of the config, an option or an environment variable has an unusable value.

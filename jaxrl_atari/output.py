@@ -68,7 +68,7 @@ def say_changes(text: str, changed: Mapping[str, tuple[object, object]]) -> None
 def try_to(problem: str, action: Callable[[], object], resume: str) -> bool:
     """Calls a function that reads or saves results, or prints why files cannot be read or written.
 
-    A bug is raised. It stops no training either: launchers raise it once all sessions have ended
+    An error that is a bug is raised. It stops no training either: launchers raise it once all sessions have ended
     (`trials/launch.py`).
 
     Args:
@@ -159,5 +159,6 @@ def tracked(
 
 
 def counted(count: float, noun: str) -> str:
-    """A count with its noun: `1 game`, `2 games`, `0.25 GPUs`."""
-    return f"{count:g} {noun}" if count == 1 else f"{count:g} {noun}s"
+    """A count with its noun: `1 game`, `2,000 games`, `0.25 GPUs`."""
+    number = f"{count:,}" if isinstance(count, int) else f"{count:g}"
+    return f"{number} {noun}" if count == 1 else f"{number} {noun}s"

@@ -169,8 +169,14 @@ def test_spellings_of_the_gpu_option(written, gpu):
 
 
 def test_a_dict_that_becomes_empty_has_no_line_of_its_own():
-    assert changed_fields({"a": {}, "b": 0}, {"a": {"c": 1.0}, "b": False}) == {"a.c": (None, 1.0)}
+    assert changed_fields({"a": {}, "b": 0}, {"a": {"c": 1.0}, "b": 0.0}) == {"a.c": (None, 1.0)}
     assert changed_fields({"a": 0}, {"a": None}) == {"a": (0, None)}
+
+
+def test_a_change_from_the_cpu_to_the_first_gpu_is_a_change():
+    cpu, gpu = (Config(devices=DevicesConfig(gpu=value)).to_dict() for value in (False, 0))
+    assert changed_fields(cpu, gpu) == {"devices.gpu": (False, 0)}
+    assert changed_fields(cpu, cpu) == {}
 
 
 def test_numbers_of_numpy_are_numbers():

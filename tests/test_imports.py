@@ -1,5 +1,6 @@
 """`--import`: what a command line names is imported, before its other options are read and in every process."""
 
+import importlib
 import json
 import os
 import py_compile
@@ -14,7 +15,7 @@ from sample_runs import table, write_run
 
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.imports import named
 from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 from jaxrl_atari.imports.named import import_inherited, import_named, pass_on_config_file
@@ -49,6 +50,14 @@ def test_a_file_is_run_once(user_file):
     import_inherited()
     assert count() == 1
     assert sys.modules[user_file.stem].__file__ == str(user_file)
+
+
+def test_a_file_that_other_code_has_imported_is_not_run_again(user_file, monkeypatch):
+    monkeypatch.syspath_prepend(user_file.parent)
+    module = importlib.import_module(user_file.stem)
+    import_named([str(user_file)])
+    assert count() == 1
+    assert sys.modules[user_file.stem] is module
 
 
 def test_a_file_leaves_no_cache_beside_it_and_trusts_none(user_file, monkeypatch):
@@ -165,6 +174,7 @@ def test_a_command_line_is_read_before_it_is_parsed(user_file):
         ("raises.py", "x = (", "SyntaxError: '(' was never closed (raises.py, line 1); fix the file"),
         ("raises.py", "import gone_too", "line 1: ModuleNotFoundError: No module named 'gone_too'; fix the file"),
         ("folder/data.txt", "x", "data.txt: expected a Python file"),
+        ("~nobody/x.py", None, "x.py: no such file"),
     ],
 )
 def test_what_cannot_be_imported_is_one_line(user_file, name, text, expected):
@@ -173,9 +183,18 @@ def test_what_cannot_be_imported_is_one_line(user_file, name, text, expected):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     with pytest.raises(UserError) as error:
-        import_named([name if name == "no_such_module" else str(path)])
+        import_named([name if name == "no_such_module" or name.startswith("~") else str(path)])
     assert expected in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_variable_for_child_processes_may_be_empty_and_must_be_a_list(monkeypatch):
+    monkeypatch.setenv(IMPORTS_VARIABLE, "")
+    import_inherited()
+    for text in ("my_envs", '{"a": 1}', "[1]"):
+        monkeypatch.setenv(IMPORTS_VARIABLE, text)
+        with pytest.raises(ConfigError, match=f"{IMPORTS_VARIABLE} = .*: expected a JSON list"):
+            import_inherited()
 
 
 @pytest.mark.parametrize("option", ["--config", "--import"])

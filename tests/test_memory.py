@@ -65,7 +65,6 @@ def test_out_of_memory_becomes_advice():
     "message",
     [
         "INTERNAL: Failed to create cuBLAS handle: the resource allocation failed",
-        "FAILED_PRECONDITION: DNN library initialization failed. Look at the errors above for more details.",
         "INTERNAL: Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED",
         "INTERNAL: failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
     ],
@@ -73,5 +72,8 @@ def test_out_of_memory_becomes_advice():
 def test_handles_and_contexts_without_memory_end_in_advice(message):
     with pytest.raises(UserError, match="lower ppo"), out_of_memory_advice(256, 16):
         raise jax.errors.JaxRuntimeError(message)
+    perhaps = "FAILED_PRECONDITION: DNN library initialization failed. Look at the errors above for more details."
+    with pytest.raises(UserError, match="or the version of cuDNN does not suit"), out_of_memory_advice(256, 16):
+        raise jax.errors.JaxRuntimeError(perhaps)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory_advice(256, 16):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")

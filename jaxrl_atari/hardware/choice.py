@@ -128,7 +128,7 @@ def _choose_cpu(options: DevicesConfig) -> DeviceChoice:
 
 
 def choose_among(options: DevicesConfig, visible: VisibleGpus) -> DeviceChoice:
-    """The devices that a config other than with `devices.gpu = false` asks for, where these GPUs are visible."""
+    """The devices that a config asks for if these GPUs are visible. Not for `devices.gpu = false`."""
     first = choose_device(options.gpu, visible, "devices.gpu")
     actor = choose_device(options.actor, visible, "devices.actor")
     evaluator = choose_device(options.evaluator, visible, "devices.evaluator")

@@ -19,7 +19,7 @@ class Cpu(NamedTuple):
     """The CPU of this machine."""
 
     model: str
-    instruction_sets: tuple[str, ...]  # some of `INSTRUCTION_SETS`; none where there is no /proc/cpuinfo
+    instruction_sets: tuple[str, ...]  # some of `INSTRUCTION_SETS`; none where it has no `flags`
     cores: int  # usable by this process
 
 

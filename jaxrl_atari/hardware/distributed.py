@@ -1,6 +1,7 @@
 """Several processes that learn together (`devices.distributed`): joining, sums, and agreement.
 
 In a single process, `sum_over_processes`, `gather_items` and `agree` return their argument, and start no back end.
+In several, what they return has passed through JSON: a tuple comes back as a list.
 """
 
 import itertools

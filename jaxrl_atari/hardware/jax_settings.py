@@ -17,7 +17,7 @@ Until this process ends (`set_for_process`):
 | `CUDA_DEVICE_ORDER` | CUDA, which shall number the GPUs as NVML does |
 | `XLA_PYTHON_CLIENT_PREALLOCATE` | `devices` and `evaluate`, which take memory only as they need it |
 | `jax_enable_preemption_service` | one process of several, which handles SIGTERM itself |
-| `jax_compilation_cache_dir` and others of the cache | `process_tuning`, which keeps compiled programs |
+| `jax_compilation_cache_dir` and others of the cache | `program_cache`, which keeps compiled programs |
 
 No other module writes these settings. A child process inherits the variables; `user_environment` has them without
 those of sessions.
@@ -142,7 +142,7 @@ def has_started() -> bool:
 
 
 def has_started_on_gpu() -> bool:
-    """Whether JAX has started on a GPU in this process. It then keeps its GPUs and their settings."""
+    """Whether JAX has started on more than the CPU in this process. It then keeps its GPUs and their settings."""
     return has_started() and set(jax.extend.backend.backends()) != {"cpu"}
 
 
@@ -171,7 +171,7 @@ def _are_kernels_deterministic() -> bool:
     """Whether XLA_FLAGS says so. If a flag appears twice, the last one wins."""
     flag = DETERMINISTIC.partition("=")[0]
     own = [word for word in os.environ.get("XLA_FLAGS", "").split() if word.partition("=")[0] == flag]
-    return own[-1:] == [DETERMINISTIC]
+    return own[-1:] in ([DETERMINISTIC], [flag])  # a flag without a value is true
 
 
 def numeric_settings() -> dict[str, Any]:

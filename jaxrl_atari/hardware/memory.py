@@ -16,11 +16,13 @@ BESIDE_THE_POOL = 0.8 * 2**30
 
 NO_MEMORY = re.compile(
     r"RESOURCE_EXHAUSTED|OUT_OF_MEMORY|out of memory|(failed|could not|couldn't) \w* ?create \w+ handle"
-    r"|CUDNN_STATUS_(NOT_INITIALIZED|ALLOC_FAILED|INTERNAL_ERROR)|CUBLAS_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)"
-    r"|DNN library initialization failed",
+    r"|CUDNN_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)|CUBLAS_STATUS_(NOT_INITIALIZED|ALLOC_FAILED)",
     re.IGNORECASE,
 )
 """Matches XLA's errors when JAX's own pool, another process or a library has left no memory."""
+
+PERHAPS_NO_MEMORY = re.compile(r"CUDNN_STATUS_INTERNAL_ERROR|DNN library initialization failed", re.IGNORECASE)
+"""Matches errors that XLA raises when cuDNN finds no memory, and also when its version does not suit XLA."""
 
 
 def memory_fraction(

@@ -32,7 +32,7 @@ def limit_jax(options: DevicesConfig) -> DeviceChoice:
 
     Raises:
         ConfigError: this machine lacks the devices, or JAX has started on a GPU with other settings. Nothing has
-            been changed then.
+            been changed then, except for CUDA_DEVICE_ORDER.
     """
     chosen = choose_devices(options, usable_gpus)
     check_memory_fraction(options)

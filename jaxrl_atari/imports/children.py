@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+from jaxrl_atari.errors import require
+
 IMPORTS_VARIABLE = "JAXRL_ATARI_IMPORT"
 """Environment variable for the processes that this one starts: a JSON list of modules and absolute file paths."""
 
@@ -20,8 +22,21 @@ def pass_to_children(name: str) -> None:
 
 
 def passed_on() -> list[str]:
-    """The modules and absolute paths of files in `IMPORTS_VARIABLE`."""
-    return json.loads(os.environ.get(IMPORTS_VARIABLE, "[]"))
+    """The modules and absolute paths of files in `IMPORTS_VARIABLE`.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    text = os.environ.get(IMPORTS_VARIABLE, "").strip()
+    if not text:
+        return []
+    try:
+        names = json.loads(text)
+    except ValueError:
+        names = None
+    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    require(is_list, IMPORTS_VARIABLE, text, "a JSON list of modules and paths of files", "or unset it")
+    return names
 
 
 def pass_on_nothing() -> None:

@@ -50,7 +50,8 @@ def import_sent(sent: Sequence[Code]) -> None:
     pass_on_nothing()  # Ray's processes may have inherited the paths of another command
     for name, content in sent:
         path = Path(name)
-        if content is not None and not (path.is_file() and path.read_bytes() == content):
+        is_copied = content is not None and not (path.is_file() and path.read_bytes() == content)
+        if is_copied:
             folder = Path(tempfile.mkdtemp(prefix="jaxrl_atari_import_"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             path = folder / path.name
@@ -58,7 +59,9 @@ def import_sent(sent: Sequence[Code]) -> None:
         try:
             import_named([name if content is None else str(path)])
         except UserError as error:
-            hint = "install it there"
-            if content is not None:
-                hint = "only this file was sent, so put it into a folder that all machines share"
-            raise UserError(f"on {socket.gethostname()}: {error}; {hint}") from error
+            hint = ""
+            if is_copied:
+                hint = "; only this file was sent, so put it into a folder that all machines share"
+            elif isinstance(error.__cause__, ModuleNotFoundError):
+                hint = "; install it there"
+            raise UserError(f"on {socket.gethostname()}: {error}{hint}") from error

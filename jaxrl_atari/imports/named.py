@@ -14,6 +14,7 @@ import tyro
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports.children import pass_to_children, passed_on
 from jaxrl_atari.imports.user_code import errors_name_line, modules_beside_first
+from jaxrl_atari.option_forms import parse_path
 
 _imported: set[str] = set()
 """The modules and files that this process has imported."""
@@ -43,7 +44,7 @@ def import_named(names: Sequence[str]) -> None:
     """
     for name in names:
         is_file = name.endswith(".py") or os.sep in name
-        named = str(Path(name).expanduser().absolute()) if is_file else name
+        named = str(parse_path(name).absolute()) if is_file else name
         _import(named)
         pass_to_children(named)  # only after the import: other processes need not try what has failed here
 
@@ -97,11 +98,13 @@ def _import_file(path: Path) -> None:
 
     The file can import modules that lie beside it (`modules_beside_first`), also later, from inside a function.
     """
-    if not path.is_file():
-        raise UserError(f"--import {path}: no such file")
     if path.suffix != ".py":
         raise UserError(f"--import {path}: expected a Python file (.py)")
+    if not path.is_file():
+        raise UserError(f"--import {path}: no such file")
     module_name = _module_name(path)
+    if module_name in sys.modules:  # other code has imported the file
+        return
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)

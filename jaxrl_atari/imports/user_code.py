@@ -14,6 +14,8 @@ from jaxrl_atari.errors import UserError, reason
 def errors_name_line(option: str, code: str | Path) -> Iterator[None]:
     """Context in which code of the user runs. Its errors become one line, which names the line of that code.
 
+    A `UserError` is raised as it is: it names the option or the value that is wrong.
+
     An error may come from a library that the user's code calls, or from a module that it imports. The line is the
     last one of the traceback that lies in the folder of the file, or in the package of the module.
 
@@ -76,7 +78,7 @@ def modules_beside(path: Path) -> list[str]:
     """
     own = __name__.partition(".")[0]
     found = []
-    for name, module in sys.modules.items():
+    for name, module in list(sys.modules.items()):  # a lazy module may import others
         if "." in name or name == own:
             continue
         places = [*(getattr(module, "__path__", None) or [getattr(module, "__file__", None)])]
