@@ -14,7 +14,6 @@ import tyro
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports.children import pass_to_children, passed_on
 from jaxrl_atari.imports.user_code import errors_name_line, modules_beside_first
-from jaxrl_atari.option_forms import parse_path
 
 _imported: set[str] = set()
 """The modules and files that this process has imported."""
@@ -44,7 +43,8 @@ def import_named(names: Sequence[str]) -> None:
     """
     for name in names:
         is_file = name.endswith(".py") or os.sep in name
-        named = str(parse_path(name).absolute()) if is_file else name
+        # `Path.expanduser` raises an error for an unknown `~user`.
+        named = str(Path(os.path.expanduser(name)).absolute()) if is_file else name
         _import(named)
         pass_to_children(named)  # only after the import: other processes need not try what has failed here
 
