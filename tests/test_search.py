@@ -53,6 +53,7 @@ from jaxrl_atari.search.space import (
 from jaxrl_atari.search.study import open_study, start_trial, trial_progress
 from jaxrl_atari.search.trial import StudyWriter, train_trial
 from jaxrl_atari.trials import ray_cluster, ray_worker
+from jaxrl_atari.trials.launch import Failure
 from jaxrl_atari.trials.resources import MachineShare, allot
 
 # Ray forks to start its processes, and these run other programs at once: JAX's warning is not for them.
@@ -129,6 +130,7 @@ def test_the_published_space_is_shipped():
         ({"ppo.gae_lamda": FloatDistribution(0.7, 0.9)}, "search.space = 'ppo.gae_lamda': expected fields"),
         ({"ppo": CHOICES, "seed": CHOICES}, "search.space = 'ppo, seed': expected fields"),
         ({"ppo.gae_lambda": [0.9, 0.95]}, "search.space = 'ppo.gae_lambda': expected fields"),
+        ({5: CHOICES}, "search.space = '5': expected fields"),
         ({"devices.gpu": CategoricalDistribution((0, 1))}, "devices.gpu"),
         ({"seed": IntDistribution(0, 3)}, "may differ between trials"),
         ({"env.game": CategoricalDistribution(("Pong", "Qbert"))}, "may differ between trials"),
@@ -151,6 +153,22 @@ def test_a_space_that_cannot_be_used_is_an_error_that_names_the_field(space, wor
     with pytest.raises(ConfigError) as caught:
         check_search(Config(), SearchConfig(space=space))
     assert words in str(caught.value)
+
+
+def test_a_space_of_many_fields_is_checked_within_seconds():
+    fields = (
+        "gamma",
+        "gae_lambda",
+        "clip_epsilon",
+        "entropy_coef",
+        "value_coef",
+        "learning_rate",
+        "max_grad_norm",
+    )
+    space = {f"ppo.{name}": CHOICES for name in fields}
+    start_time = time.process_time()
+    check_search(Config(), SearchConfig(space=space))
+    assert time.process_time() - start_time < 15
 
 
 def test_a_coefficient_that_the_algorithm_lacks_is_refused_before_anything_runs():
@@ -498,24 +516,48 @@ def test_a_bug_in_the_graphs_of_a_search_does_not_end_the_command(tmp_path, monk
     assert output.err.startswith("Traceback (most recent call last):\n")
 
 
-@pytest.mark.parametrize("error", [UserError("journal.log: line 3 is damaged"), OSError("stale file handle")])
-def test_results_that_cannot_be_read_do_not_stop_the_trials(tmp_path, monkeypatch, capsys, error):
+def test_a_trial_whose_files_are_damaged_keeps_its_score_and_says_why(tmp_path):
+    search = new_search(tmp_path, trials=2)
+    for number, file in enumerate(("config.json", "session_0/metrics.csv")):
+        end_trial(tmp_path, search, number, [3.0, 5.0 - number])
+        (tmp_path / f"trial_{number}" / file).write_text("{broken")
+    write_results(tmp_path)
+    rows = read_csv(tmp_path / "trials.csv")
+    assert [(row["trial"], row["score"], row["env_steps"]) for row in rows] == [
+        ("0", "4.0", "200"),
+        ("1", "3.5", "200"),
+    ]
+    assert re.match(r"finished; .*trial_0/config\.json: cannot be used ", rows[0]["status"])
+    assert re.match(r"finished; .*trial_1/session_0/metrics\.csv: ", rows[1]["status"])
+
+
+def test_the_failure_of_a_trial_that_asha_had_stopped_is_shown(tmp_path, monkeypatch, capsys):
+    from jaxrl_atari.trials import ray_tasks  # imports Ray
+
+    search = new_search(tmp_path, trials=1)
+    end_trial(tmp_path, search, 0, [1.0], TrialState.PRUNED)
+    monkeypatch.setattr(
+        ray_tasks, "run_tasks", lambda tasks, *_, **__: tasks[0].on_end(Failure("the disk is full"))
+    )
+    command._train_trials(Config(), search, tmp_path, open_study(tmp_path, search), [0])
+    assert ": stopped by ASHA; its process then failed: the disk is full\n" in capsys.readouterr().out
+
+
+def test_results_that_cannot_be_read_do_not_stop_the_trials(tmp_path, monkeypatch, capsys):
     from jaxrl_atari.trials import ray_tasks  # imports Ray
 
     search = new_search(tmp_path, trials=1)
     end_trial(tmp_path, search, 0, [1.0])
 
     def cannot_be_read(_):  # the progress of a trial
-        raise error
+        raise OSError("stale file handle")
 
     def one_trial_ends_before_a_stop_request(tasks, *_, **__):
         tasks[0].on_end(None)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(results_module, "trial_progress", cannot_be_read)
-    monkeypatch.setattr(
-        command, "trial_progress", cannot_be_read if isinstance(error, OSError) else lambda _: (0.0, 1)
-    )
+    monkeypatch.setattr(command, "trial_progress", cannot_be_read)
     monkeypatch.setattr(ray_tasks, "run_tasks", one_trial_ends_before_a_stop_request)
     with pytest.raises(KeyboardInterrupt, match=r"^stopped; go on with "):
         command._train_trials(Config(), search, tmp_path, open_study(tmp_path, search), [0])
@@ -555,9 +597,7 @@ def test_a_search_all_of_whose_trials_failed_has_status_1_at_every_start(tmp_pat
     end_trial(tmp_path, search, 0, [], TrialState.FAIL, failure="an earlier reason")
     end_trial(tmp_path, search, 1, [], TrialState.FAIL)
     for _ in range(2):
-        with pytest.raises(
-            SessionsFailed, match=r"every trial failed \(2\), the last one: no game ended"
-        ) as error:
+        with pytest.raises(SessionsFailed, match=r"all of 2 trials failed; the last one: no game ended") as error:
             run_search(config, search, tmp_path)
         assert error.value.exit_status == 1
         assert f"resuming {tmp_path}\n" in capsys.readouterr().out
@@ -744,7 +784,7 @@ def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
     process = start("-m", "jaxrl_atari.search", "--resume", search_dir)
     output, _ = process.communicate(timeout=250)
     assert process.returncode == 1, output
-    assert re.search(r"^error: every trial failed \(2\), the last one: FileExistsError: ", output, re.M), output
+    assert re.search(r"^error: all of 2 trials failed; the last one: FileExistsError: ", output, re.M), output
     assert {row["status"][:24] for row in read_csv(search_dir / "trials.csv")} == {"failed: FileExistsError:"}
 
 
@@ -853,6 +893,12 @@ def test_why_ray_did_not_start_is_one_true_line(tmp_path):
     for options, environment, words in (
         ([], {"TMPDIR": str(long)}, "Ray did not start: OSError: .*cannot exceed 107 bytes"),
         (["--search.address", free_address()], {}, "address 127.0.0.1.*refused; expected HOST:PORT"),
+        (
+            ["--search.address", "nowhere"],
+            {},
+            "address = 'nowhere': expected auto, or HOST:PORT of a `ray start`$",
+        ),
+        (["--search.address", "localhost:99999"], {}, "'localhost:99999': expected auto, or HOST:PORT"),
     ):
         process = start(*line, *options, **environment)
         output, _ = process.communicate(timeout=100)

@@ -124,11 +124,14 @@ def test_sweep_json(content, tmp_path):
     one_line_or_result(read_plan, tmp_path)
 
 
-def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path):
+@pytest.mark.parametrize(
+    ("field", "words"), [("network.name", "name of a directory"), ("output_dir", "may differ between settings")]
+)
+def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path, field, words):
     (tmp_path / "sweep.json").write_text(
-        json.dumps({"games": ["Pong"], "vary": {"output_dir": [ELSEWHERE]}} | describe(CONFIG))
+        json.dumps({"games": ["Pong"], "vary": {field: [ELSEWHERE]}} | describe(CONFIG))
     )
-    with pytest.raises(UserError, match=r"sweep\.json: cannot be used .*name of a directory"):
+    with pytest.raises(UserError, match=rf"sweep\.json: cannot be used .*{words}"):
         read_plan(tmp_path)
 
 

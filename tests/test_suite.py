@@ -134,6 +134,10 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
         (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2: expected a number from 0 to 1"),
         (["--vary", "ppo.gamma=0.9,0.90"], "each value once"),
         (["--vary", "ppo.gamma=1,1.0"], "each value once"),
+        (
+            ["--vary", "ppo.learning_rate=1e-4,1e-3", "--ppo.learning-rate", "5e-4"],
+            "--ppo.learning-rate = 0.0005: expected no such option, because --vary has ppo.learning_rate",
+        ),
         (["--vary", "ppo.epochs=1,true"], "ppo.epochs = True: expected a whole number"),
         (["--vary", "ppo.gamma=0.9", "--vary", "ppo.gamma=0.8"], "expected ppo.gamma once, with all its values"),
         (
@@ -146,6 +150,30 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
 def test_invalid_options_are_errors_before_anything_starts(arguments, words):
     with pytest.raises(UserError) as error:
         suite_command.parse_options(arguments)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"games": ["Foo"]}, "env.game = 'Foo': expected one of ALE's"),
+        ({"games": ["Pong", "pong"]}, "games = 'pong': expected each game once"),
+        ({"games": []}, "games = '': expected at least one game"),
+        ({"vary": {}}, "vary = {}: expected a field that varies"),
+        ({"vary": {"seed": [1, 2]}}, "--vary = 'seed': expected a field that may differ between settings"),
+        ({"vary": {"ppo.gama": [0.9]}}, "--vary = 'ppo.gama': expected a field of the config"),
+        ({"vary": {"ppo.gamma": []}}, "--vary = 'ppo.gamma=[]': expected a list of values"),
+        ({"vary": {"network.name": "nature"}}, "--vary = 'network.name=nature': expected a list of values"),
+        ({"vary": {"ppo.gamma": [0.9, 0.9]}}, "--vary = 'ppo.gamma=0.9,0.9': expected each value once"),
+    ],
+)
+def test_a_plan_that_was_edited_by_hand_is_checked_as_the_options_are(tmp_path, changed, words):
+    write_plan(tmp_path, plan_sweep(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]} if "vary" in changed else {}))
+    file = tmp_path / ("sweep.json" if "vary" in changed else "suite.json")
+    write_json(file, read_json(file) | changed)
+    with pytest.raises(UserError) as error:
+        suite_command.parse_options(["--resume", str(tmp_path)])
+    assert str(error.value).startswith(f"{file}: cannot be used (")
     assert words in str(error.value)
 
 
@@ -289,16 +317,30 @@ def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
     first, second = sweep.settings
     jobs = unfinished_jobs_of_sweep(directory, sweep)
     (directory / second.label / "Pong").mkdir(exist_ok=True)
-    damaged = directory / second.label / "Pong" / "config.json"
+    damaged = directory / second.label / "suite.json"
+    saved = damaged.read_text()
     damaged.write_text("{")
     results = SuiteResultsKeeper(directory, sweep)
     for _ in range(2):  # each time a job of the first setting ends
         results.on_end(next(job for job in jobs if job.setting == first.label), None)
         assert "the results cannot be read: " in capsys.readouterr().out
     assert (directory / first.label / "results.csv").is_file(), "a damaged setting keeps no other from its results"
-    damaged.unlink()
+    damaged.write_text(saved)
     results.on_end(jobs[-1], None)
     assert (directory / "results.csv").is_file()
+
+
+def test_a_game_whose_config_is_damaged_at_the_end_keeps_no_other_from_the_table(tmp_path, capsys):
+    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
+    sweep = read_plan(sweep_dir)
+    first, _ = sweep.settings
+    results = SuiteResultsKeeper(sweep_dir, sweep)
+    (sweep_dir / first.label / "Pong" / "config.json").write_text("{")
+    results.show_and_save_all()
+    assert "Pong" in capsys.readouterr().out
+    rows = {row["ppo.gamma"]: row for row in read_csv(sweep_dir / "results.csv")}
+    assert re.match(r"damaged: .*Pong/config\.json: cannot be used ", rows["0.9"]["status"])
+    assert rows["0.99"]["status"] == "not complete"
 
 
 def test_games_that_are_complete_are_read_once_while_others_train(tmp_path, monkeypatch):
@@ -334,7 +376,7 @@ def test_a_bug_in_the_results_stops_no_session_and_ends_the_command_with_an_erro
         suite_command.main(["--resume", str(suite_dir), "--trial.parallel", "1"])
     assert not unfinished_jobs_of_sweep(suite_dir, read_plan(suite_dir)), "session 1 has trained too"
     output = capfd.readouterr()
-    assert output.out.count("KeyError: 'score'; the other jobs go on") == 2
+    assert output.out.count("KeyError: 'score'; it stops no other job") == 2
     assert output.err.count("Traceback (most recent call last):\n") == 2
 
 

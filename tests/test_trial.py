@@ -615,7 +615,7 @@ def test_an_error_at_the_end_of_a_session_stops_no_other_and_is_raised_when_all_
     assert ended == [0, 1, 0, 1]
     assert sorted(path.name for path in tmp_path.glob("begun *")) == ["begun 0", "begun 1"]
     output = capfd.readouterr()
-    assert output.out.count("error after the end of a job: KeyError: 'score 0'; the other jobs go on\n") == 2
+    assert output.out.count("error after the end of a job: KeyError: 'score 0'; it stops no other job\n") == 2
     assert output.err.count("Traceback (most recent call last):\n") == 4
 
 

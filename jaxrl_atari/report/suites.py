@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import DamagedMetrics, NoLogPoint
+from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.aggregates import (
     SuiteStatistics,
@@ -66,7 +66,7 @@ class Suite(NamedTuple):
     games: list[str]  # the games of suite.json that ALE has
     runs: dict[str, Run]  # game -> its run, for games that have a log point
     summaries: dict[str, TrialSummary]  # game -> the summary of its run
-    damaged: dict[str, str]  # game -> why its log points cannot be read
+    damaged: dict[str, str]  # game -> why its config or its log points cannot be read
 
     def complete_games(self) -> list[str]:
         """The games in which every session has finished."""
@@ -93,7 +93,7 @@ def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
             again.
 
     Raises:
-        UserError: the directory holds no suite, or suite.json or the config.json of a game cannot be used.
+        UserError: the directory holds no suite, or suite.json cannot be used.
     """
     config = read_config(suite_dir, SUITE_FILE)
     description = read_json(suite_dir / SUITE_FILE)
@@ -110,10 +110,10 @@ def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
             continue
         try:
             runs[game] = read_run(suite_dir / game, config.sessions)
-        except DamagedMetrics as error:
-            damaged[game] = str(error)
         except NoLogPoint:
             continue
+        except UserError as error:
+            damaged[game] = str(error)
         else:
             summaries[game] = trial_summary(runs[game])
     return Suite(suite_dir, config, description, games, runs, summaries, damaged)

@@ -13,8 +13,8 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.search.options import Distribution, SearchConfig
 from jaxrl_atari.trials.varied_fields import can_vary
 
-MAX_COMBINATIONS = 10_000
-"""Combinations of values that are checked. A trial with a bad combination beyond them fails by itself."""
+MAX_COMBINATIONS = 500
+"""Combinations of values that are checked, within seconds. A trial with a bad one beyond them fails by itself."""
 
 
 def check_search(config: Config, search: SearchConfig) -> None:
@@ -32,7 +32,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
     unusable = [
         name
         for name, distribution in search.space.items()
-        if not can_vary(name, config) or not isinstance(distribution, Distribution)
+        if not isinstance(name, str) or not can_vary(name, config) or not isinstance(distribution, Distribution)
     ]
     require(
         search.space and not unusable,
@@ -58,8 +58,8 @@ def check_search(config: Config, search: SearchConfig) -> None:
 def _check_values(config: Config, search: SearchConfig) -> None:
     """Checks the values that trials can get: choices, and the ends of ranges. Raises `ConfigError`.
 
-    Each combination has to be a config. Names and minibatch sizes are checked for one value at a time, with the
-    first values of the other fields.
+    First, each value is checked with the first values of the other fields, also for names and minibatch sizes.
+    Then each combination of values has to be a config, up to `MAX_COMBINATIONS`.
     """
     tried: dict[str, Sequence[Any]] = {}  # field -> its choices, or the ends of its range
     for name, distribution in search.space.items():
@@ -68,9 +68,9 @@ def _check_values(config: Config, search: SearchConfig) -> None:
         else:
             tried[name] = (distribution.low, distribution.high)
     best_seed = {"seed": config.seed + config.sessions}  # with which `NAME_best.py` trains the best trial again
-    for values in itertools.islice(itertools.product(*tried.values()), MAX_COMBINATIONS):
-        set_fields(config, dict(zip(tried, values, strict=True)) | best_seed)
-    first = {name: values[0] for name, values in tried.items()}
+    first = {name: values[0] for name, values in tried.items()} | best_seed
     for name, values in tried.items():
         for value in values:
             check_names_and_minibatches(set_fields(config, first | {name: value}))
+    for combination in itertools.islice(itertools.product(*tried.values()), MAX_COMBINATIONS):
+        set_fields(config, dict(zip(tried, combination, strict=True)) | best_seed)

@@ -18,8 +18,8 @@ from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import DamagedMetrics, SessionsFailed, UserError, reason, require
-from jaxrl_atari.output import say, say_changes, try_to, try_to_draw
+from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
+from jaxrl_atari.output import counted, say, say_changes, try_to, try_to_draw
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
@@ -54,7 +54,7 @@ class Options(FromDirectory):
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
 
     def values(self) -> dict[str, Any]:
-        """The config and the options of the search as a nested dict. `flat` names its values as the options."""
+        """The config and the options of the search as a nested dict. Flattened, its keys name the options."""
         return self.config.to_dict() | {"search": self.search.to_dict()}
 
 
@@ -115,7 +115,8 @@ def run_search(options: Options, before: Options | None) -> Path:
 
     Raises:
         UserError: the search cannot be run, or every trial was refused. A new directory is then removed again.
-        SessionsFailed: every trial has failed, in this start or an earlier one; the results are written.
+        SessionsFailed: every trial has failed, in this start or an earlier one; the results are written. If only
+            some have failed, the search has its result: the values in them are bad ones.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
     config = options.config
@@ -179,7 +180,7 @@ def _raise_failures(study: Study, count: int) -> None:
     trials = study.get_trials(deepcopy=False)[:count]
     if all(failure_text(trial) for trial in trials):
         last = failure_text(trials[-1])
-        raise SessionsFailed(f"every trial failed ({count}), the last one: {last}")
+        raise SessionsFailed(f"all of {counted(count, 'trial')} failed; the last one: {last}")
 
 
 def _train_trials(
@@ -203,10 +204,14 @@ def _train_trials(
     def on_end(number: int, failure: Failure | None) -> None:
         """Records the end of a trial, given the failure of its process, if any."""
         run_dir = trial_dir(search_dir, number)
-        if failure is not None and not study.get_trials(deepcopy=False)[number].state.is_finished():
-            record_failure(search_dir, search, number, failure.reason)
+        after_end = ""  # why the process failed after the trial had ended in the study
+        if failure is not None:
+            if study.get_trials(deepcopy=False)[number].state.is_finished():
+                after_end = f"; its process then failed: {failure.reason}"
+            else:
+                record_failure(search_dir, search, number, failure.reason)
         trial = study.get_trials(deepcopy=False)[number]
-        say(f"{_progress(run_dir)}: {status_text(trial)}")
+        say(f"{_progress(run_dir)}: {status_text(trial)}{after_end}")
         results.update(number)
 
     tasks = []
@@ -239,7 +244,7 @@ def _progress(run_dir: Path) -> str:
     """The progress of a trial in one line."""
     try:
         score, env_steps = trial_progress(run_dir)
-    except (OSError, DamagedMetrics) as error:
+    except (OSError, UserError) as error:
         return f"{run_dir.name}: {reason(error)}"
     return f"{run_dir.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
 

@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import config_source, set_fields
-from jaxrl_atari.errors import DamagedMetrics
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import try_to
 from jaxrl_atari.report.searches import ranked
 from jaxrl_atari.report.text import markdown_table, number_text
@@ -89,7 +89,7 @@ def _row(search_dir: Path, search: SearchConfig, trial: FrozenTrial) -> list[Any
     status = status_text(trial)
     try:
         score, env_steps = trial_progress(trial_dir(search_dir, trial.number))
-    except DamagedMetrics as error:  # the study has the score of a trial that has ended
+    except UserError as error:  # the study has the score of a trial that has ended
         score = trial.value
         env_steps = trial.last_step or 0
         status += f"; {error}"

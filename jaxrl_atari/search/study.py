@@ -18,14 +18,16 @@ from pathlib import Path
 
 import numpy as np
 import optuna
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from jaxrl_atari.errors import DamagedMetrics, UserError
+from jaxrl_atari.errors import NoLogPoint
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.journal import STUDY_NAME, open_journal, read_study
-from jaxrl_atari.search.options import SearchConfig, space_dict
+from jaxrl_atari.runs.layout import is_run
+from jaxrl_atari.search.options import SearchConfig
 
 FAILURE = "failure"
 """Attribute of a trial in the study: why it failed; empty if it has not failed."""
@@ -65,13 +67,14 @@ def start_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     trial_id = journal.get_trial_id_from_study_id_trial_number(journal.get_study_id_from_name(STUDY_NAME), number)
     journal.set_trial_state_values(trial_id, TrialState.RUNNING)
     trial = Trial(open_study(search_dir, search, number), trial_id)
-    for name, distribution in space_dict(search).items():
-        suggest = {
-            "FloatDistribution": trial.suggest_float,
-            "IntDistribution": trial.suggest_int,
-            "CategoricalDistribution": trial.suggest_categorical,
-        }[distribution["name"]]
-        suggest(name, **distribution["attributes"])
+    for name, distribution in search.space.items():
+        match distribution:
+            case FloatDistribution(low=low, high=high, step=step, log=log):
+                trial.suggest_float(name, low, high, step=step, log=log)
+            case IntDistribution(low=low, high=high, step=step, log=log):
+                trial.suggest_int(name, low, high, step=step, log=log)
+            case CategoricalDistribution(choices=choices):
+                trial.suggest_categorical(name, choices)
     return trial
 
 
@@ -109,13 +112,13 @@ def trial_progress(run_dir: Path) -> tuple[float | None, int]:
         The score, which is None before the first finished game, and the env steps.
 
     Raises:
-        DamagedMetrics: its log points cannot be read.
+        UserError: its config or its log points cannot be read.
     """
+    if not is_run(run_dir):  # it has not started
+        return None, 0
     try:
         summary = trial_summary(read_run(run_dir))
-    except DamagedMetrics:
-        raise
-    except UserError:  # the trial has not started, or has no log point
+    except NoLogPoint:
         return None, 0
     env_steps = summary["mean"]["env_steps"]
     assert env_steps is not None  # every log point has it

@@ -18,7 +18,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, is_given, parse, read_sources
 from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import changed_fields
+from jaxrl_atari.config_dicts import changed_fields, flat
 from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.layout import is_suite, is_sweep, resume_command
@@ -86,7 +86,16 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     if before is not None:
         plan = continue_sweep(plan, before)
         _require_continuation(plan, before, options)
+    _refuse_given(plan, arguments)
     return options, plan, before
+
+
+def _refuse_given(plan: SweepPlan, arguments: Sequence[str] | None) -> None:
+    """Refuses a field that varies and is also given as an option, which would have no effect."""
+    for name in plan.vary:
+        option = f"--{name.replace('_', '-')}"
+        value = flat(plan.config.to_dict()).get(name)
+        require(not is_given(option, arguments), option, value, f"no such option, because --vary has {name}")
 
 
 def _plan(options: Options) -> SweepPlan:

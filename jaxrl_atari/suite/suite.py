@@ -1,13 +1,14 @@
 """A suite of games: a trial for each game. SUITE_DIR/suite.json has its games and its config."""
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import ConfigError, UserError, reason, require
 from jaxrl_atari.runs.description import describe, read_config, read_games
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import SUITE_FILE
@@ -63,6 +64,19 @@ def write_suite_file(suite_dir: Path, config: Config, games: Sequence[str]) -> N
     write_json(suite_dir / SUITE_FILE, {"games": [*games]} | describe_without_game(config, suite_dir))
 
 
+@contextlib.contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Names the file whose content the block uses, which may have been edited by hand.
+
+    Raises:
+        UserError: the block refuses the content, as `ConfigError`, or the content has another structure.
+    """
+    try:
+        yield
+    except (ConfigError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: cannot be used ({reason(error)}); restore it from a copy") from error
+
+
 def read_suite_file(suite_dir: Path) -> tuple[Config, list[str]]:
     """Reads the config and the games of a suite from its suite.json.
 
@@ -71,5 +85,6 @@ def read_suite_file(suite_dir: Path) -> tuple[Config, list[str]]:
     """
     config = read_config(suite_dir, SUITE_FILE)
     games = read_games(suite_dir)
-    game_configs(config, games)
+    with naming_file(suite_dir / SUITE_FILE):
+        game_configs(config, games)
     return config, games

@@ -10,17 +10,18 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import set_fields
-from jaxrl_atari.errors import ConfigError, UserError, reason, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SWEEP_FILE, is_sweep
 from jaxrl_atari.suite.suite import (
     describe_without_game,
     game_configs,
+    naming_file,
     read_suite_file,
     write_suite_file,
 )
-from jaxrl_atari.suite.vary import value_text
+from jaxrl_atari.suite.vary import check_vary, value_text
 
 MAX_LABEL_BYTES = 255
 """The longest name of a directory on the usual file systems."""
@@ -126,13 +127,9 @@ def read_plan(directory: Path) -> SweepPlan:
         return plan_sweep(config, games, {})
     config = read_config(directory, SWEEP_FILE)
     vary = read_result(directory / SWEEP_FILE, vary=dict)["vary"]
-    try:
-        plan = plan_sweep(config, read_games(directory, SWEEP_FILE), vary)
-        game_configs(config, plan.games)
-        for setting in plan.settings:  # its directory may lie nowhere else
-            fits = Path(setting.label).name == setting.label
-            require(fits, "vary", setting.label, "values that can be a part of the name of a directory")
-    except (ConfigError, TypeError, AttributeError) as error:
-        problem = f"cannot be used ({reason(error)})"
-        raise UserError(f"{directory / SWEEP_FILE}: {problem}; restore it from a copy") from error
-    return plan
+    games = read_games(directory, SWEEP_FILE)
+    with naming_file(directory / SWEEP_FILE):
+        game_configs(config, games)
+        require(vary, "vary", vary, "a field that varies")
+        check_vary(vary, config)
+        return plan_sweep(config, games, vary)

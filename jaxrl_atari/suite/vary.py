@@ -22,33 +22,44 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
         The dotted name of each field that varies -> its values, in the order of the options.
 
     Raises:
-        ConfigError: a text of another form; a field that does not exist, or cannot vary; a value that cannot be a
-            part of a directory's name; a field or a value that is named twice.
+        ConfigError: a text of another form; a field that is named twice; or as `check_vary`.
     """
     vary: dict[str, list[Any]] = {}
     for text in texts:
         field, _, words = text.partition("=")
         name = field.strip().replace("-", "_")
         require(words, "--vary", text, "FIELD=VALUE,VALUE,... such as ppo.learning_rate=1e-4,2.5e-4")
+        require(name not in vary, "--vary", text, f"{name} once, with all its values")
+        vary[name] = [parse_value(word) for word in words.split(",")]
+    check_vary(vary, config)
+    return vary
+
+
+def check_vary(vary: Mapping[str, list[Any]], config: Config) -> None:
+    """Checks the fields that vary and their values, from `--vary` or from sweep.json.
+
+    Raises:
+        ConfigError: a field that does not exist, cannot vary, or has no list of values; a value that is there
+            twice, or that cannot be a part of a directory's name.
+    """
+    for name, values in vary.items():
         varies = can_vary(name, config)
         require(
             varies or name in flat(config.to_dict()),
             "--vary",
-            field,
+            name,
             expected="a field of the config by its dotted name, such as ppo.learning_rate",
             hint=_similar_name(name, config),
         )
-        require(varies, "--vary", field, "a field that may differ between settings", "this one cannot")
-        require(name not in vary, "--vary", text, f"{name} once, with all its values")
-        values = [parse_value(word) for word in words.split(",")]
+        require(varies, "--vary", name, "a field that may differ between settings", "this one cannot")
+        require(isinstance(values, list) and values, "--vary", f"{name}={values}", "a list of values")
         # 1 and 1.0 are one value. 1 and true are two, which Python counts as equal.
         distinct = {(isinstance(value, bool), value) for value in values}
-        require(len(distinct) == len(values), "--vary", text, "each value once")
-        for value in map(value_text, values):
-            fits = Path(value).name == value
-            require(fits, "--vary", value, "a value that can be a part of the name of a directory")
-        vary[name] = values
-    return vary
+        words = [value_text(value) for value in values]
+        require(len(distinct) == len(values), "--vary", f"{name}={','.join(words)}", "each value once")
+        for word in words:
+            fits = Path(word).name == word
+            require(fits, "--vary", word, "a value that can be a part of the name of a directory")
 
 
 def vary_options(vary: Mapping[str, Sequence[Any]]) -> str:

@@ -151,7 +151,7 @@ class LateErrors:
             yield
         except Exception as error:
             say_traceback(error)
-            say(f"error after the end of a job: {reason(error)}; the other jobs go on")
+            say(f"error after the end of a job: {reason(error)}; it stops no other job")
             self._first = self._first or error
 
     def raise_first(self) -> None:

@@ -145,7 +145,7 @@ class _Processes:
         return not self._waiting and not self._running
 
     def poll(self) -> list["_Child"]:
-        """Starts a process if there is room. If there is none, reads all of them, and returns those that ended."""
+        """Starts the next job that can start. If none can, reads all processes, and returns those that ended."""
         if self._start_next():
             return []  # a stop request is noticed before the next start
         time.sleep(POLL_SECONDS)

@@ -37,8 +37,9 @@ def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig)
     """Sets Ray's environment variables, and checks that tasks can be run.
 
     Raises:
-        UserError: Ray is not installed, or there is no cluster at `address`.
-        ConfigError: `devices` asks for devices that are not there, or that a task cannot have with `resources`.
+        UserError: Ray is not installed, or nothing answers at `address`. `connected` looks up `auto`.
+        ConfigError: `address` has another form, or `devices` asks for devices that are not there, or that a task
+            cannot have with `resources`.
     """
     if importlib.util.find_spec("ray") is None:
         raise UserError("Ray is not installed: pip install 'jaxrl_atari[search]'")
@@ -58,9 +59,11 @@ def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     elif address != "auto":
         host, _, port = address.rpartition(":")
+        is_port = port.isdecimal() and int(port) < 2**16
+        require(host and is_port, "address", address, "auto, or HOST:PORT of a `ray start`")
         try:  # Ray would wait minutes for a dead address
             socket.create_connection((host, int(port)), timeout=10).close()
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise UserError(f"address {address}: {reason(error)}; expected HOST:PORT of a `ray start`") from error
     os.environ.update(RAY_VARIABLES)
 

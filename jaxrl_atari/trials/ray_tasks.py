@@ -133,7 +133,7 @@ class _Tasks:
         ended, _ = ray.wait(references, num_returns=len(references), timeout=POLL_SECONDS)
         self._say_started()
         for reference in ended:
-            if reference in self._waiting:  # its process did not start
+            if reference in self._waiting:  # cancelled by `stop`, or its process did not start
                 self._running[reference] = self._waiting.pop(reference)
         ended_tasks = [_EndedTask(self._running.pop(reference), _end_of(reference)) for reference in ended]
         if time.monotonic() > self._next_news:

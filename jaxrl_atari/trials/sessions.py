@@ -91,7 +91,8 @@ def train_job(
 
     Raises:
         UserError, Stopped: as `run_session`.
-        KeyboardInterrupt: a signal ends the session at once: before its first update, or after an earlier signal.
+        KeyboardInterrupt: a signal before the first update, or Ctrl-C after an earlier signal, has ended the
+            session at once. With `devices.distributed`, only the latter does.
     """
     config = job.config
     directory = session_path(job.run_dir, job.session)

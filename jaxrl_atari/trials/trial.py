@@ -11,7 +11,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import Stopped, UserError, reason, require
+from jaxrl_atari.errors import NoLogPoint, Stopped, UserError, reason, require
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.output import say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
@@ -281,12 +281,14 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Failures) -> Ma
 
 
 def _read_summary(run_dir: Path, failures: Failures) -> TrialSummary | None:
-    """The summary of a trial. None if sessions have failed, and none has a log point."""
+    """The summary of a trial. None if sessions have failed, and no log point can be read."""
     try:
         return trial_summary(read_run(run_dir))
-    except UserError:  # no session has a log point
-        if not failures:
+    except UserError as error:
+        if not failures:  # whose error the command ends with
             raise
+        if not isinstance(error, NoLogPoint):
+            say(f"no summary: {error}")
         return None
 
 
