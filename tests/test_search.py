@@ -483,7 +483,7 @@ def test_the_graphs_and_the_table_have_one_best_trial(tmp_path):
     end_trial(tmp_path, search, 1, [9.0], TrialState.RUNNING)
     kinds = [trial.kind for trial in read_trials(open_study(tmp_path, search))]
     assert kinds == ["best", "unfinished"]
-    assert search_results(tmp_path).rows[1][0] == 0
+    assert search_results(tmp_path).rows[0].number == 0
 
 
 def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(tmp_path, capsys):
@@ -516,19 +516,14 @@ def test_a_bug_in_the_graphs_of_a_search_does_not_end_the_command(tmp_path, monk
     assert output.err.startswith("Traceback (most recent call last):\n")
 
 
-def test_a_trial_whose_files_are_damaged_keeps_its_score_and_says_why(tmp_path):
-    search = new_search(tmp_path, trials=2)
-    for number, file in enumerate(("config.json", "session_0/metrics.csv")):
-        end_trial(tmp_path, search, number, [3.0, 5.0 - number])
-        (tmp_path / f"trial_{number}" / file).write_text("{broken")
+def test_a_trial_whose_config_is_damaged_keeps_its_score_and_says_why(tmp_path):
+    search = new_search(tmp_path, trials=1)
+    end_trial(tmp_path, search, 0, [3.0, 5.0])
+    (tmp_path / "trial_0/config.json").write_text("{broken")
     write_results(tmp_path)
-    rows = read_csv(tmp_path / "trials.csv")
-    assert [(row["trial"], row["score"], row["env_steps"]) for row in rows] == [
-        ("0", "4.0", "200"),
-        ("1", "3.5", "200"),
-    ]
-    assert re.match(r"finished; .*trial_0/config\.json: cannot be used ", rows[0]["status"])
-    assert re.match(r"finished; .*trial_1/session_0/metrics\.csv: ", rows[1]["status"])
+    (row,) = read_csv(tmp_path / "trials.csv")
+    assert (row["score"], row["env_steps"]) == ("4.0", "200")
+    assert re.match(r"finished; .*trial_0/config\.json: cannot be used ", row["status"])
 
 
 def test_the_failure_of_a_trial_that_asha_had_stopped_is_shown(tmp_path, monkeypatch, capsys):

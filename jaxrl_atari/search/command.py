@@ -133,7 +133,7 @@ def run_search(options: Options, before: Options | None) -> Path:
         if is_new:
             _raise_if_none_began(study, search_dir)
         results = search_results(search_dir)
-        say(f"\n{results.text}")  # shown before anything is saved, because saving may fail
+        say(f"\n{results.to_markdown()}")  # shown before anything is saved, because saving may fail
         resume = resume_command("search", search_dir)
         try_to("results are not saved", partial(save_search_results, search_dir, results), resume)
     if config.log.graphs:

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,13 +22,38 @@ from jaxrl_atari.search.options import SearchConfig, read_search
 from jaxrl_atari.search.study import status_text, trial_progress
 
 
+class TrialRow(NamedTuple):
+    """A trial in the table of a search. An unknown value is None."""
+
+    number: int
+    fields: dict[str, Any]  # dotted name of a searched field -> its value
+    score: float | None
+    env_steps: int
+    status: str
+
+    def cells(self) -> list[Any]:
+        """The row in trials.csv, below `SearchResults.header`."""
+        return [self.number, *self.fields.values(), self.score, self.env_steps, self.status]
+
+
 class SearchResults(NamedTuple):
     """The results of a search."""
 
-    rows: list[list[Any]]  # rows of trials.csv: the header, then a row for each trial, the best first
-    text: str  # the same table in Markdown, with rounded numbers
+    header: list[str]  # of trials.csv
+    rows: list[TrialRow]  # the trials that have started, the best first
     best: Config | None  # config of a run that trains the best trial again; None before one has ended with a score
-    ended: dict[int, list[Any]]  # number of a trial that has ended in the study -> its row
+
+    def to_csv(self) -> str:
+        """The content of trials.csv."""
+        file = io.StringIO()
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(self.header)
+        writer.writerows(row.cells() for row in self.rows)
+        return file.getvalue()
+
+    def to_markdown(self) -> str:
+        """The content of trials.md: the same table, with rounded numbers."""
+        return markdown_table([self.header, *([cell_text(value) for value in row.cells()] for row in self.rows)])
 
 
 def cell_text(value: Any) -> str:
@@ -60,32 +85,25 @@ def results_of_trials(
     config: Config,
     search: SearchConfig,
     trials: Sequence[FrozenTrial],
-    earlier: SearchResults | None = None,
+    known: Mapping[int, TrialRow] | None = None,
 ) -> SearchResults:
     """The results of a search, from the trials in its study and from their log points.
 
     Args:
-        earlier: earlier results. Trials that had ended then are taken from them, and not read again.
+        known: number of a trial -> its row. These trials are not read.
     """
-    known = {} if earlier is None else earlier.ended
-    ended = {}
-    rows: list[list[Any]] = [["trial", *search.space, "score", "env_steps", "status"]]
+    known = known or {}
     best_first = ranked(trials)
-    for trial in best_first:
-        row = known.get(trial.number) or _row(search_dir, search, trial)
-        rows.append(row)
-        if trial.state.is_finished():
-            ended[trial.number] = row
-    table = markdown_table([[cell_text(value) for value in row] for row in rows])
+    rows = [known.get(trial.number) or _trial_row(search_dir, search, trial) for trial in best_first]
     best = None
     if best_first and best_first[0].value is not None:
         new_seed = config.seed + config.sessions  # no trial has used it
         best = set_fields(config, best_first[0].params | {"name": f"{config.name}_best", "seed": new_seed})
-    return SearchResults(rows, table, best, ended)
+    return SearchResults(["trial", *search.space, "score", "env_steps", "status"], rows, best)
 
 
-def _row(search_dir: Path, search: SearchConfig, trial: FrozenTrial) -> list[Any]:
-    """The row of a trial in trials.csv."""
+def _trial_row(search_dir: Path, search: SearchConfig, trial: FrozenTrial) -> TrialRow:
+    """The row of a trial, from the study and from the log points of the trial."""
     status = status_text(trial)
     try:
         score, env_steps = trial_progress(trial_dir(search_dir, trial.number))
@@ -93,8 +111,8 @@ def _row(search_dir: Path, search: SearchConfig, trial: FrozenTrial) -> list[Any
         score = trial.value
         env_steps = trial.last_step or 0
         status += f"; {error}"
-    fields = [_field_value(trial, name) for name in search.space]
-    return [trial.number, *fields, score, env_steps, status]
+    fields = {name: _field_value(trial, name) for name in search.space}
+    return TrialRow(trial.number, fields, score, env_steps, status)
 
 
 def _field_value(trial: FrozenTrial, name: str) -> Any:
@@ -111,13 +129,11 @@ def _field_value(trial: FrozenTrial, name: str) -> Any:
 
 def save_search_results(search_dir: Path, results: SearchResults) -> None:
     """Writes trials.csv, trials.md and, once there is a best trial, NAME_best.py."""
-    table = io.StringIO()
-    csv.writer(table, lineterminator="\n").writerows(results.rows)
-    write_file(search_dir / SEARCH_TABLE_FILE, table.getvalue())
-    write_file(search_dir / "trials.md", f"{results.text}\n")
+    write_file(search_dir / SEARCH_TABLE_FILE, results.to_csv())
+    write_file(search_dir / "trials.md", f"{results.to_markdown()}\n")
     if results.best is not None:
-        header, first, *_ = results.rows
-        values = ", ".join(f"{name} {cell_text(value)}" for name, value in zip(header, first, strict=True))
+        first = results.rows[0].cells()
+        values = ", ".join(f"{name} {cell_text(value)}" for name, value in zip(results.header, first, strict=True))
         file = f"{results.best.name}.py"
         usage = f"    python -m jaxrl_atari.train --config SEARCH_DIR/{file} --sessions 4"
         write_file(search_dir / file, config_source(results.best, f"{values}\n\n{usage}\n"))
@@ -135,7 +151,8 @@ class SearchResultsKeeper:
         self._config = config
         self._search = search
         self._study = study
-        self._newest: SearchResults | None = None
+        self._newest: SearchResults | None = None  # as last read
+        self._ended: dict[int, TrialRow] = {}  # number of a trial that has ended in the study -> its row
         self._resume = resume_command("search", search_dir)
 
     def update(self, number: int | None = None) -> None:
@@ -145,15 +162,17 @@ class SearchResultsKeeper:
             number: a trial whose process has ended. It is read again: a trial that ASHA stops ends in the study
                 before its process has written its last log point.
         """
-        if number is not None and self._newest is not None:
-            self._newest.ended.pop(number, None)
+        if number is not None:
+            self._ended.pop(number, None)
         if try_to("the results cannot be read", self._read, self._resume):
             try_to("results are not saved", self._save, self._resume)
 
     def _read(self) -> None:
         """Reads the trials that had not ended when they were last read."""
         trials = self._study.get_trials(deepcopy=False)
-        self._newest = results_of_trials(self._search_dir, self._config, self._search, trials, self._newest)
+        self._newest = results_of_trials(self._search_dir, self._config, self._search, trials, self._ended)
+        ended = {trial.number for trial in trials if trial.state.is_finished()}
+        self._ended = {row.number: row for row in self._newest.rows if row.number in ended}
 
     def _save(self) -> None:
         assert self._newest is not None
