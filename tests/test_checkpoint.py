@@ -30,6 +30,7 @@ from jaxrl_atari.runs import checkpoints
 from jaxrl_atari.runs.arrays import array_digests, array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint, meta_digest
 from jaxrl_atari.runs.early_runs import complete_meta
+from jaxrl_atari.runs.published import save_parameters
 from jaxrl_atari.session_environments import games_problem
 
 NAN = math.nan
@@ -420,6 +421,8 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "checkpoints").write_text("a file of that name")
     with pytest.raises(UserError, match="checkpoints/10: the checkpoint could not be written"):
         save(Checkpoints(tmp_path), 10, 1.0)
+    with pytest.raises(UserError, match="; fix the cause, then publish again"):
+        save_parameters(Checkpoints(tmp_path), {"bias": np.zeros(2)}, {"env_steps": 10, "score": 1.0})
 
 
 def test_a_checkpoint_of_an_early_version_has_no_games(tmp_path):

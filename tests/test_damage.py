@@ -116,7 +116,15 @@ def test_a_damaged_verified_json_verifies_nothing(run_dir, suite_dir, damage):
     assert ", verified" not in write_report(suite_dir).read_text()
 
 
-@pytest.mark.parametrize("values", [{"returns": "x"}, {"truncated": [None]}, {"session_means": {}}])
+def test_unknown_values_of_an_evaluation_are_shown_as_such(run_dir):
+    path = run_dir / FILES[1]
+    path.write_bytes(replaced(std=None, cut_off=None, returns=None, truncated=None)(path.read_bytes()))
+    assert "<td>2</td><td>1.50</td>" in re.sub(r"\s*\n\s*", "", write_report(run_dir).read_text()).replace(" ", "")
+
+
+@pytest.mark.parametrize(
+    "values", [{"returns": "x"}, {"truncated": [None]}, {"session_means": {}}, {"cut_off": [["x"]]}]
+)
 def test_returns_that_are_no_numbers_are_named(run_dir, values):
     path = run_dir / FILES[1]
     path.write_bytes(replaced(**values)(path.read_bytes()))
@@ -138,7 +146,13 @@ def test_a_damaged_suite_is_named_and_stays(suite_dir, damage):
     assert files(suite_dir) == before
 
 
-GONE = {"empty": b"", "binary": bytes(range(128, 256)), "zeros": bytes(300), "no header": b"1,2\n3,4\n"}
+GONE = {
+    "empty": b"",
+    "binary": bytes(range(128, 256)),
+    "zeros": bytes(300),
+    "no header": b"1,2\n3,4\n",
+    "no score": b"env_steps,optimizer_steps,wall_seconds,return_mean\n400,16,144,1\n",
+}
 
 
 @pytest.mark.parametrize("content", GONE.values(), ids=GONE)
@@ -239,13 +253,20 @@ def search_dir(run_dir, tmp_path):
 
 @pytest.mark.parametrize(
     "content",
-    [TRIALS, "\ufeff" + TRIALS, TRIALS.replace("\n", "\r\n"), TRIALS.replace(",", ";"), TRIALS.replace(",", "\t")],
+    [
+        TRIALS,
+        TRIALS + ",,,,\n\n",
+        "\ufeff" + TRIALS,
+        TRIALS.replace("\n", "\r\n"),
+        TRIALS.replace(",", ";"),
+        TRIALS.replace(",", "\t"),
+    ],
 )
 def test_trials_that_a_spreadsheet_has_saved_are_read(search_dir, content):
     (search_dir / "trials.csv").write_text(content, newline="")
-    assert (
-        "<td>0</td><td>0.9</td><td>12.50</td><td>400</td><td>finished</td>" in write_report(search_dir).read_text()
-    )
+    page = write_report(search_dir).read_text()
+    assert "<td>0</td><td>0.9</td><td>12.50</td><td>400</td><td>finished</td>" in page
+    assert "<li>1 trial</li>" in page
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe\x81", b"a,b\n1,2\n", bytes(90)])

@@ -22,7 +22,7 @@ from jaxrl_atari.imports.named import import_named
 from jaxrl_atari.runs import run_dir
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import create_file, only_writer, unused, write_file
-from jaxrl_atari.runs.run_dir import keep_code
+from jaxrl_atari.runs.run_dir import is_only_copy, keep_code
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
@@ -152,6 +152,28 @@ def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeyp
     ]
     own.unlink()
     assert keep_code(tmp_path) == [f"{own} is not kept: No such file or directory"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("mine", "another"), ("same", "same")])
+def test_a_file_of_the_user_is_no_copy_of_another_one(first, second, tmp_path, monkeypatch):
+    """Although its name is that of a copy."""
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
+    own, other = tmp_path / "agent.py", tmp_path / "agent_2.py"
+    own.write_text(first)
+    other.write_text(second)
+    monkeypatch.setattr(run_dir, "imported_files", lambda: [other, own])
+    run = tmp_path / "run"
+    run.mkdir()
+    assert keep_code(run) == []
+    assert {path.name: path.read_text() for path in (run / "code").iterdir()} == {
+        "agent.py": first,
+        "agent_2.py": second,
+    }
+    assert is_only_copy(run, own)
+    assert is_only_copy(run, other)
+    own.write_text("edited")
+    keep_code(run)
+    assert not is_only_copy(run, own)
 
 
 @pytest.mark.parametrize("faster", ["before the name", "after the name"])

@@ -11,7 +11,14 @@ from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run, trial_summary
-from jaxrl_atari.report.text import interval_text, number_text, reference_rows, score_text, summary_table
+from jaxrl_atari.report.text import (
+    interval_text,
+    lambda_text,
+    number_text,
+    reference_rows,
+    score_text,
+    summary_table,
+)
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -88,6 +95,14 @@ def test_figures_without_a_meaning_are_left_out(returns, game, known):
     assert {name for name, value in figures.items() if value is not None} == known | {
         "env_steps", "episodes", "wall_hours", "sps"
     }  # fmt: skip
+
+
+def test_infinite_values_are_unknown_and_no_step_divides_by_zero():
+    columns = table([20, 30], env_steps=[0, 100], wall_seconds=[1, np.inf], sps=[np.inf, np.inf])
+    figures = session_metrics(columns, GAME)
+    assert (figures["wall_hours"], figures["sps"]) == (None, None)
+    assert figures["sample_efficiency"] == pytest.approx(1 / 100)
+    json.dumps(figures, allow_nan=False)
 
 
 def test_sessions_are_aligned_interpolated_and_held_at_their_end():
@@ -211,6 +226,14 @@ def test_a_run_of_an_earlier_version_keeps_its_lambda(tmp_path):
     assert read_run(describe(run_dir, gae_lambda=0.95)).config.ppo.gae_lambda is None
 
 
+def test_a_lambda_is_shown_exactly(tmp_path):
+    run_dir = write_run(tmp_path / "run", [table([10.0])])
+    config = json.loads((run_dir / "config.json").read_text())["config"]
+    describe(run_dir, config={**config, "ppo": {**config["ppo"], "gae_lambda": 0.9999}})
+    assert ", λ 0.9999, dialect " in summary_table(trial_summary(read_run(run_dir)))
+    assert [lambda_text(value) for value in (0.7, 0.95, 1)] == ["0.70", "0.95", "1.00"]
+
+
 @pytest.mark.parametrize("rules", [{"protocol": "machado"}, {"protocol": "v5", "noop_max": 1}])
 def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, rules):
     run = read_run(write_run(tmp_path / "run", [table([1000, 2000])]))
@@ -253,6 +276,8 @@ def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
     )  # fmt: skip
     assert not run.is_complete(replace(run.config, total_env_steps=800)), "a larger budget is not spent"
     assert not trial_summary(read_run(run_dir))["complete"]
+    file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": "many"}))
+    assert not read_run(run_dir).early_ends, "a damaged file counts as none"
 
 
 def test_an_unfinished_session_is_named_and_not_averaged(tmp_path):
@@ -281,3 +306,6 @@ def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_
     summary = trial_summary(read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)))
     assert summary["session_scores"] == [6]
     assert summary["left_out"] == [{"session": "session_1", "reason": "no finished game up to 200 env steps"}]
+    late = [table([5, 7]), *[table([NAN, NAN, 30])] * 6]
+    summary = trial_summary(read_run(write_run(tmp_path / "many", late, total_env_steps=10_000)))
+    assert [each["session"] for each in summary["left_out"]] == [f"session_{i}" for i in range(1, 7)]

@@ -17,6 +17,7 @@ from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report import suites
+from jaxrl_atari.report.comparison import compare_suites
 from jaxrl_atari.report.score_statistics import STATISTICS
 from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.report.summary import read_run
@@ -479,6 +480,26 @@ def test_the_summary_of_a_game_is_that_of_its_run_where_the_suite_has_fewer_sess
     results(add_games(fewer, BETTER))
     summary = read_json(fewer / "Pong" / "trial.json")
     assert (len(summary["sessions"]), summary["planned_sessions"], summary["complete"]) == (2, 2, True)
+
+
+def test_statistics_do_not_depend_on_the_order_in_which_games_end(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite")
+    scores = {"Pong": [0.5, 1.0], "Alien": [0.25, 2.0], "Breakout": [1.5, 2.0]}
+    add_games(suite_dir, {"Alien": scores.pop("Alien")})
+    earlier = read_suite(suite_dir)
+    add_games(suite_dir, scores)
+    live, fresh = read_suite(suite_dir, earlier), read_suite(suite_dir)
+    assert list(live.runs) == list(fresh.runs) == list(GAMES_OF_TINY)
+    assert suite_results(live, {}).statistics == suite_results(fresh, {}).statistics
+    comparison = compare_suites({"suite": fresh})
+    assert comparison.statistics["suite"] == suite_results(fresh, {}).statistics
+
+
+def test_a_suite_may_have_any_name(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "file"), BETTER)
+    results(suite_dir)
+    with np.load(suite_dir / "scores_human_normalised.npz") as exported:
+        np.testing.assert_allclose(exported["file"], [[1.5, 0.5], [2.0, 1.0]])
 
 
 def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):

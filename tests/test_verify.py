@@ -136,6 +136,12 @@ def replace_in(path, column, text):
     path.write_text("\n".join(map(",".join, [header, *rows])) + "\n")
 
 
+def wider(path):
+    """The name of a segment with one more step."""
+    first, last = map(int, path.stem.split("_"))
+    return path.with_name(f"{first:010}_{last + 1:010}.npz")
+
+
 SEGMENT = 3
 
 
@@ -183,6 +189,8 @@ SEGMENT = 3
         (lambda parts, table: table.unlink(), "metrics.csv: ends at 0 env steps, and had rows up to "),
         (lambda parts, table: table.write_text(table.read_text()[:-9]), "metrics.csv: ends at "),
         (lambda parts, table: parts[SEGMENT].unlink(), " before it is missing"),
+        (lambda parts, table: shutil.copy(parts[SEGMENT], wider(parts[SEGMENT])), "move away the one that is not"),
+        (lambda parts, table: parts[-1].rename(wider(parts[-1])), "its arrays have other shapes"),
         (lambda parts, table: parts[-1].unlink(), "the log of actions ends at"),
         (lambda parts, table: parts[SEGMENT].write_bytes(parts[SEGMENT].read_bytes()[:-99]), "damaged ("),
     ],
@@ -236,14 +244,17 @@ def test_a_log_that_was_off_for_a_part_is_no_accusation(order, tmp_path, capsys)
     assert "log.actions was False for a part of the run" in line
 
 
-def test_a_log_that_was_off_for_a_part_does_not_keep_others_from_being_verified(run_dir, capsys):
+@pytest.mark.parametrize(
+    ("was", "why"), [(False, "log.actions was False"), (None, "trained by a version without a log of actions")]
+)
+def test_a_log_that_was_off_for_a_part_does_not_keep_others_from_being_verified(was, why, run_dir, capsys):
     shutil.copytree(run_dir / "session_0", run_dir / "session_1")
     next(path for *_, path in segments(run_dir / "session_0")).unlink()
     write_json(
         run_dir / "config.json",
-        {"config": CONFIG.to_dict(), "resumed": ["malformed", {"changed": {"log.actions": [False, True]}}]},
+        {"config": CONFIG.to_dict(), "resumed": ["malformed", {"changed": {"log.actions": [was, True]}}]},
     )
-    with pytest.raises(UserError, match="session_0: cannot be verified") as error:
+    with pytest.raises(UserError, match=f"session_0: cannot be verified: .*{why}") as error:
         verify([str(run_dir)])
     assert error.value.exit_status == 2
     assert "session_1  verified: " in capsys.readouterr().out

@@ -114,6 +114,12 @@ def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
     assert {name: cell for name, cell in cells.items() if cell} == expected
 
 
+def test_evaluations_leave_unknown_cells_empty(tmp_path):
+    writer = CsvWriter(tmp_path, print, metrics_until=0, evaluations_until=0)
+    writer.evaluation({"env_steps": 10, "episodes": 1, "mean": math.nan, "std": None})
+    assert (tmp_path / "evaluations.csv").read_text().splitlines()[1] == "10,1,,,,"
+
+
 def test_what_has_no_column_yet_becomes_one(tmp_path):
     """As an algorithm's own metrics, which may come later than the first log point, and after a resume."""
     writer = open_at(tmp_path)

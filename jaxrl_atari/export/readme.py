@@ -84,7 +84,7 @@ def score_lines(policy: Policy, run: Run) -> list[str]:
     evaluated = [
         each
         for each in evaluations(policy.session_dir)
-        if each.get("env_steps") == policy.env_steps and {"std", "greedy", "seed"} <= each.keys()
+        if each.get("env_steps") == policy.env_steps and {"greedy", "seed"} <= each.keys()
     ]
     if not evaluated:
         return [*lines, "This checkpoint has not been evaluated by itself (`python -m jaxrl_atari.evaluate`)."]
@@ -92,7 +92,7 @@ def score_lines(policy: Policy, run: Run) -> list[str]:
     games = counted(newest["episodes"], "full game")
     actions = "greedy" if newest["greedy"] else "sampled"
     score = f"{score_text(newest['mean'])} over {games}"
-    if newest["episodes"] > 1:
+    if newest["episodes"] > 1 and "std" in newest:
         score += f" (std {score_text(newest['std'])} over games)"
     return [
         *lines,

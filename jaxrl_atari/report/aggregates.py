@@ -1,6 +1,7 @@
 """The statistics over the games of a suite: records of them, their tables, and files for rliable."""
 
 import io
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,11 +120,12 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
     first = next(iter(suites.values()))
     for kind in NORMALISATIONS:
         columns[kind] = sorted(first[kind])
-        arrays: dict[str, Any] = {}
-        for name, scores in suites.items():
-            arrays[name] = np.array([scores[kind][game] for game in columns[kind]]).T
         content = io.BytesIO()
-        np.savez(content, **arrays)
+        # `numpy.savez` takes the names as keywords, and some of them are its own.
+        with zipfile.ZipFile(content, "w") as archive:
+            for name, scores in suites.items():
+                with archive.open(f"{name}.npy", "w") as member:
+                    np.lib.format.write_array(member, np.array([scores[kind][game] for game in columns[kind]]).T)
         write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
     return columns
 

@@ -54,7 +54,7 @@ class RunEvaluation(EvaluationSettings):
     returns: list[list[float]]  # [sessions, games]
 
 
-SHOWN = (
+CHECKED = (
     "checkpoint",
     "greedy",
     "seed",
@@ -63,17 +63,18 @@ SHOWN = (
     "env_steps",
     "sessions",
     "session_means",
+    "cut_off",
     "returns",
     "truncated",
 )
-"""Values that a report shows of a result, if it has them. Their types are checked."""
+"""Values whose types are checked: those that reports, cards of a hub and exported policies read of a result."""
 
 
 def evaluations(directory: Path) -> list[dict[str, Any]]:
     """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
     Each result is a `SessionEvaluation` or a `RunEvaluation`, with the path of its `file`. Files may be of unknown
-    origin, so only `mean` and `episodes` are sure to be there.
+    origin, so only `mean` and `episodes` are sure to be there. A value of None is left out.
 
     Raises:
         UserError: as `read_result`, or another value of a result has an unusable type.
@@ -83,11 +84,13 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
         result = read_result(path, mean=float, episodes=int)
         kind = RunEvaluation if "sessions" in result else SessionEvaluation
         types = get_type_hints(SessionEvaluation) | get_type_hints(RunEvaluation) | get_type_hints(kind)
-        for name in SHOWN:
-            value = result.get(name)
-            if value is not None and not _has_type(value, types[name]):
-                raise UserError(f"{path}: {name} is {value!r:.40}; restore the file from a copy, or move it away")
-        found.append(result | {"file": path})
+        known = {name: value for name, value in result.items() if value is not None}
+        for name in CHECKED:
+            if name in known and not _has_type(known[name], types[name]):
+                raise UserError(
+                    f"{path}: {name} is {known[name]!r:.40}; restore the file from a copy, or move it away"
+                )
+        found.append(known | {"file": path})
     return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
 
 

@@ -5,8 +5,9 @@ i = 1..N. The columns that the metrics need:
 
 - `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). It is NaN until the first
   game ends; metrics leave such log points out.
-- `return_ma`: mean of R over the last 1M env steps, or over the whole run while that is shorter. Scores are quoted
-  as `return_ma`. In a run whose config.json lacks `return_ma_env_steps`, it is the mean of the last 100 R_i.
+- `return_ma`: mean of R over the last 1M env steps, or over the time since its first value while that is shorter.
+  Scores are quoted as `return_ma`. In a run whose config.json lacks `return_ma_env_steps`, it is the mean of the
+  last 100 R_i.
 - `env_steps`: agent decisions so far, of 4 emulator frames each. `optimizer_steps`: gradient steps so far.
 
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
@@ -141,13 +142,14 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
     if returns.size:
         metrics |= {"final_return_ma": return_ma[-1], "max_return_ma": return_ma.max()}
     strengths = returns - random_score(game)
+    has_acted = env_steps > 0
     has_learned = optimizer_steps > 0
     if strengths.sum() > 0:
         metrics |= {
             "strength": strengths.mean(),
             "max_strength": strengths.max(),
             "final_strength": strengths[-1],
-            "sample_efficiency": efficiency(strengths, env_steps),
+            "sample_efficiency": efficiency(strengths[has_acted], env_steps[has_acted]),
             "training_efficiency": efficiency(strengths[has_learned], optimizer_steps[has_learned]),
             "stability": stability(strengths),
         }
@@ -155,8 +157,8 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
 
 
 def known_float(value: float | None) -> float | None:
-    """A number for JSON, with None for NaN."""
-    return None if value is None or np.isnan(value) else float(value)
+    """A number for JSON; None for NaN and infinities, which JSON does not have."""
+    return None if value is None or not np.isfinite(value) else float(value)
 
 
 def sample_std(values: ArrayLike, axis: int | None = None) -> Any:

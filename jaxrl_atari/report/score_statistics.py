@@ -135,7 +135,9 @@ class Statistic(NamedTuple):
     compute: Callable[..., np.ndarray]
     low: float = -np.inf  # its smallest possible value
     high: float = np.inf  # its largest possible value
-    parts: Callable[..., np.ndarray] = game_means  # what each game adds to it `[M, ...]`
+    parts: Callable[..., np.ndarray] = (
+        game_means  # what each game adds to it, or its mean in place of that `[M, ...]`
+    )
     exact: Callable[..., np.ndarray] | None = None  # the statistic without the rounding that biases it
 
 
@@ -161,8 +163,12 @@ IMPROVEMENT = Statistic("probability of improvement", improvement, 0, 1, parts=g
 
 
 def _lists(suites: Sequence[Scores]) -> list[list[np.ndarray]]:
-    """The scores of each game of each suite, without the names of the games."""
-    return [[np.asarray(scores, np.float64) for scores in suite.values()] for suite in suites]
+    """The scores of each game of each suite, without the names of the games.
+
+    The games are sorted by name. Their order decides which random numbers each one gets in a bootstrap, and the
+    same scores are to have the same intervals in whatever order their games ended.
+    """
+    return [[np.asarray(suite[game], np.float64) for game in sorted(suite)] for suite in suites]
 
 
 def estimate(statistic: Statistic, *suites: Scores) -> Estimate:

@@ -58,20 +58,21 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
     found = next((table for table in tables if table and {"trial", "score", "status"} <= {*table[0]}), None)
     if found is None:
         raise UserError(f"{path}: cannot be used (its first line is no header of trials); {REMAKE}")
-    rows = [dict(zip(found[0], row, strict=False)) for row in found[1:]]
+    filled = [row for row in found[1:] if any(map(str.strip, row))]  # a spreadsheet may add rows of empty cells
+    rows = [dict(zip(found[0], row, strict=False)) for row in filled]
     header = ["trial", *(name for name in found[0] if name != "trial")]
-    scores = {"score", "env_steps"}
+    shown_as_score = {"score", "env_steps"}
 
-    def text(name: str, cell: str) -> str:
+    def cell_text(name: str, cell: str) -> str:
         try:
             value = float(cell)
         except ValueError:
             return cell
         if name == "trial" or not math.isfinite(value):
             return cell
-        return score_text(value) if name in scores else number_text(value)
+        return score_text(value) if name in shown_as_score else number_text(value)
 
-    return [header, *([text(name, row.get(name, "")) for name in header] for row in rows)]
+    return [header, *([cell_text(name, row.get(name, "")) for name in header] for row in rows)]
 
 
 def search_facts(search: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from jaxrl_atari.report.aggregates import (
 )
 from jaxrl_atari.report.score_statistics import INTERVALS
 from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run, trial_summary
-from jaxrl_atari.report.text import left_out_text, markdown_table, score_text
+from jaxrl_atari.report.text import lambda_text, left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_SUMMARY_FILE, is_run
@@ -101,12 +101,13 @@ def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
     runs = {}
     summaries = {}
     damaged = {}
-    if earlier is not None:
-        for game in earlier.complete_games():
+    known = set() if earlier is None else set(earlier.complete_games())
+    for game in games:
+        if earlier is not None and game in known:
             runs[game] = earlier.runs[game]
             summaries[game] = earlier.summaries[game]
-    for game in games:
-        if game in runs or not is_run(suite_dir / game):
+            continue
+        if not is_run(suite_dir / game):
             continue
         try:
             runs[game] = read_run(suite_dir / game, config.sessions)
@@ -199,8 +200,14 @@ def _status(suite: Suite, game: str, failure: str) -> str:
 
 def text_rows(rows: Sequence[GameRow]) -> list[list[str]]:
     """The table of games as text, with a header."""
-    cells = ([value if isinstance(value, str) else score_text(value) for value in row] for row in rows)
-    return [[*GAME_COLUMNS.values()], *cells]
+    return [[*GAME_COLUMNS.values()], *(_cells(row) for row in rows)]
+
+
+def _cells(row: GameRow) -> list[str]:
+    cells = {name: value if isinstance(value, str) else score_text(value) for name, value in row._asdict().items()}
+    if row.gae_lambda is not None:
+        cells["gae_lambda"] = lambda_text(row.gae_lambda)
+    return [cells[name] for name in GAME_COLUMNS]
 
 
 class SuiteResults(NamedTuple):

@@ -12,6 +12,7 @@ from jaxrl_atari.dialects import dialect_text
 from jaxrl_atari.envs.games import Game, game_under
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
     align_sessions,
@@ -134,7 +135,7 @@ def verified_text(session_dir: Path, table: Table) -> str:
     if found is None:
         return ""
     rows = f"{found.rows} of {len(table['env_steps'])} rows"
-    return f"{rows}, {found.games} games, on {found.date}, version {found.version}"
+    return f"{rows}, {counted(found.games, 'game')}, on {found.date}, version {found.version}"
 
 
 class Members(NamedTuple):
@@ -168,7 +169,7 @@ def choose_members(run: Run) -> Members:
         return Members({path: run.tables[path] for path in finished}, left_out, None)
     common = min(reached[path] for path in counted_in)
     tables = {path: cut_table(run.tables[path], common) for path in counted_in}
-    for path in scored.keys() & tables.keys():
+    for path in [path for path in counted_in if path in scored]:
         if not np.isfinite(tables[path]["return_ma"]).any():
             left_out[path] = f"no finished game up to {common:,.0f} env steps"
             del tables[path]

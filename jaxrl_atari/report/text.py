@@ -35,8 +35,13 @@ def number_text(value: float) -> str:
     return np.format_float_positional(value, precision=3, fractional=False, trim="-")
 
 
+def lambda_text(value: float) -> str:
+    """The lambda of GAE as text, exactly, with two decimals or more: 0.70, 0.95, 0.999."""
+    return np.format_float_positional(value, min_digits=2)
+
+
 def interval_text(scores: Sequence[float]) -> str:
-    """The interval of the mean score as text; with two sessions, both scores; with one session, nothing."""
+    """The interval of the mean score as text; with two sessions, both scores; empty if there is no interval."""
     interval = score_interval(scores)
     if interval is not None:
         return f"{CONFIDENCE:.0%} interval {score_text(interval[0])} to {score_text(interval[1])}"
@@ -44,7 +49,7 @@ def interval_text(scores: Sequence[float]) -> str:
 
 
 def left_out_text(summary: TrialSummary) -> str:
-    """The sessions left out and why, and where unfinished ones are compared; empty if all have finished."""
+    """The sessions left out and why, and where unfinished ones are compared; empty if there is nothing to say."""
     parts = []
     if summary["left_out"]:
         named = [f"{each['session'].replace('_', ' ')} ({each['reason']})" for each in summary["left_out"]]
@@ -69,7 +74,7 @@ def own_settings(summary: TrialSummary) -> str:
     An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
     """
     steps = f"{summary['planned_env_steps']:,} env steps"
-    return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:.2f}, dialect {summary['dialect']}"
+    return f"{summary['protocol']}, {steps}, λ {lambda_text(summary['gae_lambda'])}, dialect {summary['dialect']}"
 
 
 def reference_rows(summary: TrialSummary) -> list[list[str]]:

@@ -98,18 +98,23 @@ def read_actions(session_dir: Path) -> ActionLog:
 
     Raises:
         UserError: there is none, it was off for a part of the run, or `env.num_envs` was changed by a resume.
-        VerificationFailed: a segment is missing or damaged.
+        VerificationFailed: a segment is missing or damaged, or two segments overlap.
     """
     parts: list[dict[str, np.ndarray]] = []
     frame_crc: dict[int, np.ndarray] = {}
     ends: list[int] = []
     reached = 0
     for first, last, path in segments(session_dir):
-        if first != reached:
+        if first > reached:
             raise missing_actions(
                 session_dir, f"{path}: the segment with steps {reached} to {first} before it is missing"
             )
-        part = _read_segment(path, last)
+        if first < reached:
+            raise VerificationFailed(
+                f"{path}: begins at step {first}, and the segment before it ends at step {reached};"
+                " move away the one that is not of this session"
+            )
+        part = _read_segment(path, first, last)
         length = int(part["rollout_length"])
         reached += len(part["actions"])
         ends += range(first + length, reached + 1, length)
@@ -145,18 +150,20 @@ def missing_actions(session_dir: Path, problem: str) -> UserError:
     for field, values in NOT_LOGGED.items():
         off = [value for value in field_values(session_dir.parent, field) if value in values]
         if off:
+            then = "a part of the run was trained by a version without a log of actions"
+            if off[0] is not None:
+                then = f"{field} was {off[0]} for a part of the run"
             return UserError(
-                f"{session_dir}: cannot be verified: {field} was {off[0]} for a part of the run, so the log of"
-                " actions lacks some of its steps"
+                f"{session_dir}: cannot be verified: {then}, so the log of actions lacks some of its steps"
             )
     return VerificationFailed(problem)
 
 
-def _read_segment(path: Path, last: int) -> dict[str, np.ndarray]:
+def _read_segment(path: Path, first: int, last: int) -> dict[str, np.ndarray]:
     """The arrays of a segment.
 
     Args:
-        last: the step after its last one.
+        first, last: its first step, and the step after its last one.
 
     Raises:
         VerificationFailed: it is damaged, its arrays have other shapes, or an anchor cannot be one.
@@ -164,9 +171,10 @@ def _read_segment(path: Path, last: int) -> dict[str, np.ndarray]:
     try:
         with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
             part = {name: arrays[name] for name in SEGMENT_ARRAYS}
-        _, envs = part["actions"].shape
+        steps, envs = part["actions"].shape
         is_sound = [part[name].shape[1:] for name in ("anchors", "games")] == [(3,), (4,)]
-        if not is_sound or part["frame_crc"].shape != (envs,) or int(part["rollout_length"]) < 1:
+        is_sound = is_sound and steps == last - first and part["frame_crc"].shape == (envs,)
+        if not is_sound or int(part["rollout_length"]) < 1:
             raise ValueError("its arrays have other shapes")
         anchors = part["anchors"]  # step, environment, seed
         if (anchors < 0).any() or (anchors >= (last + 1, envs, 2**31)).any():

@@ -151,7 +151,7 @@ class Checkpoints:
 
         Args:
             target: the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings. None:
-                the item is a flat dict, and is returned with NumPy arrays.
+                returns a flat dict, path -> NumPy array.
             item: name of the item in the checkpoint.
             part: beginning of the paths of the arrays that are restored; `target` gives all other leaves.
 
@@ -168,7 +168,8 @@ class Checkpoints:
         require_shapes(path, saved["shapes"], target, part)
         try:
             with without_late_reports():
-                values = read_arrays(path / item, target or dict.fromkeys(saved["shapes"], 0), part)
+                structure = dict.fromkeys(saved["shapes"], 0) if target is None else target
+                values = read_arrays(path / item, structure, part)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise DamagedCheckpoint(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
         for name, present in array_digests(values).items():
@@ -263,6 +264,7 @@ class Checkpoints:
         meta: dict[str, Any],
         return_mean: float | None,
         chunk_bytes: int | None = None,
+        advice: str = "fix the cause, then use --resume",
     ) -> dict[str, str]:
         """Writes a checkpoint, and removes those that are no longer kept.
 
@@ -274,6 +276,7 @@ class Checkpoints:
             return_mean: the best checkpoint is the one with the highest value. One without a value (None or NaN)
                 is the best only while no other has one.
             chunk_bytes: largest part of an array in a file, before compression. None: each array has one file.
+            advice: what the user can do if it cannot be written.
 
         Returns:
             `ITEM/PATH` of each array -> digest of its bytes.
@@ -309,9 +312,7 @@ class Checkpoints:
                 write_checkpoint(path, host, meta, chunk_bytes)
             show_late_reports()  # by now, those of an earlier failure have come
         except Exception as error:  # orbax and the file system raise many types
-            raise UserError(
-                f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
-            ) from error
+            raise UserError(f"{path}: the checkpoint could not be written ({reason(error)}); {advice}") from error
         self._remove_old()
         return digests
 

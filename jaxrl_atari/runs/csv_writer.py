@@ -83,7 +83,7 @@ class CsvWriter(Writer):
         self._append(METRICS_FILE, {name: f"{x:.9g}" if isinstance(x, float) else x for name, x in cells})
 
     def evaluation(self, row: Row) -> None:
-        self._append(EVALUATIONS_FILE, row)
+        self._append(EVALUATIONS_FILE, known_values(row))
 
 
 def require_headers(session_dir: Path) -> None:

@@ -35,10 +35,10 @@ class EpisodeStatistics:
     """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in.
 
     `return_mean` is the mean return of the last 100 finished games. `return_ma` is the mean of `return_mean` over
-    the last 1M env steps, or over the run so far if it is shorter: an integral over env steps. The points of the
-    integral are the first end of an update in each interval of 10,000 env steps, and the newest end. Between
-    points, `return_mean` is taken as linear. So `return_ma` depends neither on how often metrics are logged nor on
-    the number of environments.
+    the last 1M env steps, or since the first finished game if that is less: an integral over env steps. The points
+    of the integral are the first end of an update in each interval of 10,000 env steps, and the newest end.
+    Between points, `return_mean` is taken as linear. So `return_ma` depends neither on how often metrics are
+    logged nor on the number of environments.
     """
 
     def __init__(self) -> None:

@@ -39,5 +39,10 @@ def save_parameters(checkpoints: Checkpoints, params: Any, meta: dict[str, Any],
     arrays = {"train_state": {"params": params}}
     own = {"parameters_only": True, "rounded": rounded}
     checkpoints.save(
-        meta["env_steps"], {"arrays": arrays}, meta | own, saved_return_mean(meta), PORTABLE_CHUNK_BYTES
+        meta["env_steps"],
+        {"arrays": arrays},
+        meta | own,
+        saved_return_mean(meta),
+        chunk_bytes=PORTABLE_CHUNK_BYTES,
+        advice="fix the cause, then publish again",
     )

@@ -11,7 +11,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import config_from_dict
 from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint, UserError, require
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
-from jaxrl_atari.runs.files import read_json
+from jaxrl_atari.runs.files import read_json, read_result
 from jaxrl_atari.runs.layout import (
     EVALUATIONS_FILE,
     METRICS_FILE,
@@ -28,7 +28,10 @@ from jaxrl_atari.runs.tables import TableFile, cell_number, not_understood, read
 _log = logging.getLogger(__name__)
 
 Table = Mapping[str, np.ndarray]
-"""A session's log points: column name -> float64 `[N]`."""
+"""A session's log points: column name -> float64 `[N]`. It has at least `NEEDED_COLUMNS`."""
+
+NEEDED_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "return_mean", "return_ma")
+"""Columns of metrics.csv that every version has written, and without which there is no score or no graph."""
 
 
 def read_metrics(session_dir: Path) -> Table:
@@ -37,7 +40,8 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells, and cells that are no number, are NaN. A warning names unreadable lines.
 
     Raises:
-        DamagedMetrics: the file has content, or had rows at the latest checkpoint, and no row can be read.
+        DamagedMetrics: the file has content, or had rows at the latest checkpoint, and no row can be read; it
+            lacks one of `NEEDED_COLUMNS`.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
@@ -50,6 +54,8 @@ def read_metrics(session_dir: Path) -> Table:
                 f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
             )
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
+    if lacking := [name for name in NEEDED_COLUMNS if name not in table.columns]:
+        raise DamagedMetrics(f"{path}: lacks the column {lacking[0]}; restore it from a copy")
     _warn_of_problems(path, table)
     return {name: np.array([cell_number(row.get(name)) for row in table.rows]) for name in table.columns}
 
@@ -87,8 +93,8 @@ def logged_env_steps(session_dir: Path) -> int:
 def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
 
-    A session ends with its budget, or early; see `EarlyEnd`. A session whose latest checkpoint is
-    damaged has not finished: a resume says what is wrong with it.
+    A session ends with its budget, or early; see `EarlyEnd`. A session whose latest checkpoint is damaged has not
+    finished: a resume says what is wrong with it.
     """
     latest = latest_env_steps(session_dir)
     early_end = read_early_end(session_dir)
@@ -127,7 +133,7 @@ class EarlyEnd(NamedTuple):
 
 
 def read_early_end(session_dir: Path) -> EarlyEnd | None:
-    """Reads the early end of a session; None if it has none, or was resumed from another checkpoint.
+    """Reads the early end of a session; None if it has none, or has another latest checkpoint: it was resumed.
 
     A damaged stopped.json counts as none: the session trains on, and the rule that stopped it stops it again.
     """
@@ -135,10 +141,10 @@ def read_early_end(session_dir: Path) -> EarlyEnd | None:
     if not path.is_file():
         return None
     try:
-        values = read_json(path)
-        end = EarlyEnd(values["env_steps"], str(values.get("reason", "")), values["total_env_steps"])
-    except (ValueError, KeyError):
+        values = read_result(path, env_steps=int, total_env_steps=int)
+    except UserError:
         return None
+    end = EarlyEnd(values["env_steps"], str(values.get("reason", "")), values["total_env_steps"])
     if end.env_steps == latest_env_steps(session_dir):
         return end
     # A published copy may hold another checkpoint than the last. It is not resumed.

@@ -206,8 +206,18 @@ def keep_code(run_dir: Path) -> list[str]:
 
 
 def is_only_copy(run_dir: Path, path: Path) -> bool:
-    """Whether `code/` of a run has one copy of a file of that name, and the file still has the same content."""
-    copies = [copy.read_bytes() for copy in _copies(run_dir / CODE_FOLDER, path.name)]
+    """Whether `code/` of a run has one copy of a file of that name, and the file still has the same content.
+
+    The copy of a file NAME_2.py that this process has imported, too, is none of NAME.py.
+    """
+    imported = {file.name: file for file in imported_files()}
+    copies = []
+    for copy in _copies(run_dir / CODE_FOLDER, path.name):
+        content = copy.read_bytes()
+        namesake = imported.get(copy.name)
+        is_of_another = copy.name != path.name and namesake is not None and namesake.is_file()
+        if not (is_of_another and namesake.read_bytes() == content):
+            copies.append(content)
     return path.is_file() and copies == [path.read_bytes()]
 
 
@@ -220,12 +230,13 @@ def _copies(folder: Path, name: str) -> list[Path]:
 def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
     """Writes a copy NAME.py, NAME_2.py, ... of a file, and returns it; None if there is a copy with this content.
 
+    There is always a copy NAME.py, even if the user's own NAME_2.py has been kept with the same content.
     Several sessions may do this at the same time. The name is chosen before the copies are read. So the copy of a
     faster session is among those that are read, or has this name.
     """
     while True:
         new = unused(folder / name)
-        if content in [path.read_bytes() for path in _copies(folder, name)]:
+        if new.name != name and content in [path.read_bytes() for path in _copies(folder, name)]:
             return None
         if create_file(new, content):
             return new
