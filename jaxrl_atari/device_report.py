@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         DeviceProblems: the driver or a device cannot be used (status 1).
         UserError: this machine cannot train with the config (status 2).
     """
-    sources = read_sources(arguments)
+    sources = read_sources(arguments, Options)
     options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
     changed = changed_fields(Config().to_dict(), options.config.to_dict())
     has_config = sources.config_file is not None or bool(changed)

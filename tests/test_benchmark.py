@@ -233,6 +233,7 @@ def test_wrong_options(arguments, message, capsys):
         ("overlap=none,some", "^invalid choice 'some' for argument '--overlap'"),
         ("env.num_envs=4,5", r"^ppo\.minibatch_size = .*: expected a divisor"),
         ("env.nothing=1,2", "^--env.nothing: benchmark --compare has no such option"),
+        ("help=a,b", "^--help: benchmark --compare has no such option"),
     ],
 )
 def test_a_value_that_the_config_cannot_have_is_refused_before_anything_is_measured(text, message, capsys):
@@ -288,6 +289,8 @@ def test_a_file_for_the_figures_is_checked_before_anything_is_measured(tmp_path)
     ):
         with pytest.raises(UserError, match=rf"--json.*{words}"):
             benchmark.main([*TINY, "--json", str(path)])
+    with pytest.raises(UserError, match=r"--trace .*/file: File exists; choose another folder"):
+        benchmark.main([*TINY, "--trace", str(tmp_path / "file")])
 
 
 @pytest.mark.long

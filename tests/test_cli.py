@@ -284,6 +284,8 @@ REFUSALS = [
         "--config quickstrat: no such file; did you mean quickstart? ",
         "qbert, quickstart",
     ),
+    ("benchmark", "--resume run --config qbert", "--resume: benchmark has no such option"),
+    ("devices", "--resume run --config qbert", "--resume: devices has no such option"),
     ("train", "--run-dir a --resume b", "error: --resume: the directory has its config already"),
     ("train", "--resume nowhere", "nowhere"),
     ("train", "--run-dir configs", "configs"),
@@ -404,6 +406,13 @@ def test_a_config_is_found_by_its_name(tmp_path, monkeypatch):
         "from jaxrl_atari import Config\nget_config = lambda: Config(seed=7)"
     )
     assert load_config(Path("qbert")).seed == 7  # the user's own comes first
+
+
+def test_the_config_of_a_run_is_no_config_file(tmp_path):
+    """The file is sound, and there is nothing to fix in it."""
+    write_json(tmp_path / "config.json", {"config": Config().to_dict()})
+    with pytest.raises(UserError, match=rf"a run is continued with --resume {tmp_path}$"):
+        load_config(tmp_path / "config.json")
 
 
 def test_a_tilde_in_a_path_is_the_home_directory(tmp_path, monkeypatch):

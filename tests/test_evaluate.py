@@ -522,7 +522,7 @@ def test_scores_reach_the_report_if_the_video_cannot_be_shown_in_tensorboard(own
 
     monkeypatch.setattr("jaxrl_atari.evaluate.__main__.add_to_tensorboard", fail)
     (own_run / "report.html").touch()
-    with pytest.raises(UserError, match=r"shown above, but not saved: the video in TensorBoard \(Called"):
+    with pytest.raises(UserError, match=r"not saved: the video in TensorBoard \(Called"):
         main([str(own_run), *QUICK, "1", "--session", "1", "--video"])
     assert re.search(r"^written: .*/video_\d+\.mp4 ", capsys.readouterr().out, re.MULTILINE)
     (path,) = own_run.rglob("evaluation_*.json")
@@ -581,6 +581,20 @@ def test_every_session_is_played(own_run, capsys):
     assert "optimistic" not in out
 
 
+def test_the_best_session_is_named_an_optimistic_pick(own_run, capsys):
+    main([str(own_run), *QUICK, "1", "--checkpoint", "latest"])
+    assert "note: the best session is an optimistic pick; to quote" in capsys.readouterr().out
+    for chosen in ([own_run, "--session", "0"], [own_run / "session_0"]):
+        main([*map(str, chosen), *QUICK, "1", "--checkpoint", "latest"])
+        assert "optimistic" not in capsys.readouterr().out
+
+
+def test_a_video_that_fails_without_a_word_has_a_reason(policy, tmp_path, monkeypatch):
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/bin/false")
+    with pytest.raises(UserError, match=r"the video could not be written \(ffmpeg ended with 1\)"):
+        record_video(policy, tmp_path / "game.mp4")
+
+
 def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
     """A full disk, from the first game on: both sessions are played and shown, and the error names the files."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -592,7 +606,7 @@ def test_what_cannot_be_saved_was_shown(own_run, capsys, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.evaluate.__main__.run_evaluation", on_a_full_disk)
     command = [str(own_run), *QUICK, "2", "--session", "all", "--checkpoint", "latest"]
     try:
-        with pytest.raises(UserError, match=r"shown above, but not saved: .*session_0/evaluation_") as error:
+        with pytest.raises(UserError, match=r"not saved: .*session_0/evaluation_") as error:
             main(command)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

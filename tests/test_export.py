@@ -137,6 +137,14 @@ def test_the_three_programs_compute_what_the_package_does(name, tmp_path, capsys
             memories = [each[2] for each in (numpy, *others)]
 
 
+def test_a_gate_that_is_closed_warns_of_no_overflow():
+    x = np.array([-200.0, -1.0, 0.0, 200.0], np.float32)
+    with np.errstate(all="raise"):
+        found = play.NumPyLayers().sigmoid(x)
+    assert found.dtype == np.float32
+    assert np.allclose(found, [0, 0.26894142, 0.5, 1], atol=1e-7)
+
+
 def test_nan_in_any_output_is_a_difference():
     zeros = NumPyOutputs(np.zeros((2, 3), np.float32), np.zeros(2, np.float32), ())
     assert largest_difference(zeros, zeros) == 0
@@ -203,6 +211,9 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
     monkeypatch.setitem(play.NETWORKS, "nature", edited)
     with pytest.raises(UserError, match=r"the outputs of (NumPy|onnxruntime) and JAX differ by .* nothing was"):
         main([str(run_dir), "--output", str(tmp_path / "out")])
+    monkeypatch.setitem(play.NETWORKS, "nature", lambda layers, params, *inputs: params["hidden"])
+    with pytest.raises(UserError, match=r"play.py fails \(KeyError: 'hidden'\); nothing was written"):
+        main([str(run_dir), "--output", str(tmp_path / "out")])
     monkeypatch.delitem(play.NETWORKS, "nature")
     with pytest.raises(UserError, match=r"network.name = 'nature': only impala, nature_lstm can be exported"):
         main([str(run_dir), "--output", str(tmp_path / "out")])
@@ -216,6 +227,7 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(tmp_path, monkey
         (["--games", "0"], "--games 0: expected at least 1"),
         (["--seed", "-1"], "--seed -1: expected at least 0"),
         (["--policy", "none.npz"], "--policy none.npz: there is no such file"),
+        (["--policy", __file__], "not an exported policy, or damaged ("),
     ],
 )
 def test_play_ends_in_a_line_where_something_is_missing(words, text, tmp_path, monkeypatch, capsys):

@@ -41,6 +41,19 @@ def page(tmp_path):
     return path
 
 
+def test_outputs_that_are_no_numbers_are_left_out(page, tmp_path):
+    """A policy that was made by hand may have such parameters: the game is recorded all the same."""
+    game = WatchedGame([], 15)
+    game.add(SimpleNamespace(reward=[0.0]), None)
+    outputs = Outputs(jnp.array([[jnp.nan, 1.0]]), jnp.array([jnp.inf]))
+    game.add(SimpleNamespace(reward=[1.0]), Decision(np.array([1]), outputs))
+    policy = SimpleNamespace(config=Config(env=EnvConfig(game="Pong")), env_steps=1_000)
+    write_game_page(tmp_path / "nan.html", page.with_name("video.mp4"), game, policy, seed=3, greedy=False)
+    text = (tmp_path / "nan.html").read_text()
+    assert '"value": [null]' in text
+    assert '"probabilities": [[null, null]]' in text
+
+
 def wait_until(holds):
     end = time.monotonic() + 60
     while not holds():

@@ -33,10 +33,10 @@ from jaxrl_atari.runs.columns import COLUMNS, MACHINE_COLUMNS
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import try_write_json
 
-RATES = {
+FIGURE_NOTES = {
     "env_sps": "emulators alone, random actions: the limit",
     "acting_sps": "policy and emulators",
-    "update_samples_per_second": "a sample counts once per epoch",
+    "update_samples_per_second": "of gradient steps; a sample counts once per epoch",
     "end_to_end_sps": "training, with log and checkpoints",
     "share_of_limit": "end_to_end_sps / env_sps",
 }
@@ -83,7 +83,7 @@ def _print_report(result: Measurement) -> None:
     """Prints the result of `measure` as a table."""
     say(f"\non {result.devices}")
     say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
-    notes = RATES | {name: f"{COLUMNS[name].unit}; {COLUMNS[name].definition}" for name in MACHINE_COLUMNS}
+    notes = FIGURE_NOTES | {name: f"{COLUMNS[name].unit}; {COLUMNS[name].definition}" for name in MACHINE_COLUMNS}
     for name, note in notes.items():
         if name in result.figures:
             figure = result.figures[name]
@@ -114,23 +114,28 @@ def check_options(options: Options) -> None:
         require(not options.json_file.is_dir(), "--json", str(options.json_file), "the path of a file")
 
 
-def _make_folder_of(json_file: Path) -> None:
-    """Makes the folder of the file of `--json`. Raises `UserError` if that is not possible."""
-    try:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--json {json_file}: {error.strerror}; choose another folder") from error
+def _make_folders(options: Options) -> None:
+    """Makes the folders of `--json` and `--trace`. Raises `UserError` if that is not possible."""
+    folders: dict[str, Path] = {}
+    if options.json_file:
+        folders[f"--json {options.json_file}"] = options.json_file.parent
+    if options.trace_dir:
+        folders[f"--trace {options.trace_dir}"] = options.trace_dir
+    for option, folder in folders.items():
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{option}: {error.strerror}; choose another folder") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, compares or traces training, and prints the result, at last as JSON."""
-    sources = read_sources(arguments)
+    sources = read_sources(arguments, Options)
     options = parse(Options, arguments, "benchmark", Options(config=load_config(sources.config_file)))
     config = options.config
     parts = options.parts.split(",")
     check_options(options)
-    if options.json_file:
-        _make_folder_of(options.json_file)
+    _make_folders(options)
     for line in tune_process():
         say(line)
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}

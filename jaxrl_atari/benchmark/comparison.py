@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.benchmark.measure import Spread, spread
+from jaxrl_atari.benchmark.measure import PARTS, Spread, spread
+from jaxrl_atari.cli.option_names import option_types, unknown_option
 from jaxrl_atari.cli.options import parse
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import config_source
@@ -24,8 +25,8 @@ class SideRun(NamedTuple):
     """One run of a side, in a process of its own."""
 
     rate: float  # per second
-    rss_gib: float  # peak memory of the process; of training with this package, that of its start
-    values: dict[str, Any]  # all of it for the JSON object
+    rss_gib: float  # peak memory of the process; where this package trains, only until its first repeat
+    values: dict[str, Any]  # the run in the JSON object
 
 
 class Side(NamedTuple):
@@ -60,8 +61,8 @@ def run_json(command: Sequence[str | Path]) -> dict[str, Any]:
     What it writes to stderr is shown, such as a warning or the traceback of a bug.
 
     Raises:
-        UserError: the process failed. The message has the last line of its stderr, and nothing else of an error
-            that the user can correct is shown.
+        UserError: the process failed. The message has the last line of its stderr. If the user can correct the
+            error, the rest of stderr is not shown.
     """
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
     if done.returncode != UserError.exit_status:
@@ -78,10 +79,10 @@ def run_side(config: Config, part: str, seconds: float) -> SideRun:
         file = Path(folder, "config.py")
         file.write_text(config_source(config, "A side of a comparison."))
         options = ["--config", file, "--parts", part, "--repeats", "1", "--seconds", str(seconds)]
-        found = run_json(["-m", "jaxrl_atari.benchmark", *options])
-    rate = next(iter(found["figures"].values()))["median"]
-    memory = found["start_peak_rss_gib"]
-    return SideRun(rate, memory, {"rate": rate, "start_peak_rss_gib": memory, "devices": found["devices"]})
+        result = run_json(["-m", "jaxrl_atari.benchmark", *options])
+    rate = result["figures"][PARTS[part].rate]["median"]
+    memory = result["start_peak_rss_gib"]
+    return SideRun(rate, memory, {"rate": rate, "start_peak_rss_gib": memory, "devices": result["devices"]})
 
 
 def make_sides(text: str, config: Config, part: str, seconds: float) -> SideFunctions:
@@ -97,6 +98,8 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> SideFunc
     chosen = values.split(",")
     differ = len({*chosen}) == len(chosen) > 1
     require(differ, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)")
+    if field.replace("_", "-") not in option_types(Config):  # tyro would answer `help=a,b` with its help
+        raise UserError(unknown_option([f"--{field}"], Config, "benchmark --compare"))
 
     def side(value: str) -> Callable[[], SideRun]:
         changed = parse(Config, [f"--{field}", value], "benchmark --compare", config)

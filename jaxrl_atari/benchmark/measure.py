@@ -53,8 +53,7 @@ class Training(NamedTuple):
 
     def log_point(self) -> dict[str, Any]:
         """The log point at the newest env step, which is written if it was not due."""
-        rate = learning_rate(self.session.config, self.session.progress.env_steps)
-        self.session.log.last_point(rate)
+        self.session.log.last_point(learning_rate(self.session.config, self.session.progress.env_steps))
         return self.session.log.row
 
 
@@ -176,13 +175,20 @@ def measure_updates(training: Training, seconds: float) -> dict[str, float]:
     return {"update_samples_per_second": per_second(learn, seconds)}
 
 
+class Part(NamedTuple):
+    """A part of training that is timed."""
+
+    rate: str  # the figure that is its speed
+    measure: Callable[[Training, float], dict[str, float]]  # (training, seconds) -> its figures
+
+
 PARTS = {
-    "end_to_end": measure_training,
-    "env": measure_emulators,
-    "acting": measure_acting,
-    "update": measure_updates,
+    "end_to_end": Part("end_to_end_sps", measure_training),
+    "env": Part("env_sps", measure_emulators),
+    "acting": Part("acting_sps", measure_acting),
+    "update": Part("update_samples_per_second", measure_updates),
 }
-"""The parts, in the order of a repeat: name -> measurement, whose first figure is the rate."""
+"""The parts by their names, in the order of a repeat."""
 
 
 # --- All parts ---------------------------------------------------------------------------------------------------
@@ -232,18 +238,17 @@ def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: floa
         # Before the parts, because they need memory of their own.
         rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 2**10)
         for repeat in range(repeats):
-            found: dict[str, float] = {}
+            measured: dict[str, float] = {}
             write(f"repeat {repeat + 1} of {repeats}")
-            for part in PARTS:
-                if part not in parts:
+            for name, part in PARTS.items():
+                if name not in parts:
                     continue
-                rates = PARTS[part](training, seconds)
-                found |= rates
-                write(f"  {part} {next(iter(rates.values())):,.0f}")
+                measured |= part.measure(training, seconds)
+                write(f"  {name} {measured[part.rate]:,.0f}")
             say("")
             if {"env", "end_to_end"} <= {*parts}:
-                found["share_of_limit"] = found["end_to_end_sps"] / found["env_sps"]
-            for name, value in found.items():
+                measured["share_of_limit"] = measured["end_to_end_sps"] / measured["env_sps"]
+            for name, value in measured.items():
                 if math.isfinite(value):
                     figures[name].append(value)
         return Measurement(
@@ -254,12 +259,12 @@ def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: floa
         )
 
 
-def trace(config: Config, folder: Path, iterations: int) -> list[str]:
-    """Writes a `jax.profiler` trace of some iterations in the steady state; returns its files."""
+def trace(config: Config, folder: Path, count: int) -> list[str]:
+    """Writes a `jax.profiler` trace of `count` iterations in the steady state; returns its files."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's calls would be most of the file
     with open_training(config) as training, jax.profiler.trace(folder, profiler_options=options):
-        for number in range(iterations):
+        for number in range(count):
             with jax.profiler.StepTraceAnnotation("iteration", step_num=number):
                 next(training.iterations)
         training.wait()  # the trace has the whole of the last update

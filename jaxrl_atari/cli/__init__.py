@@ -49,15 +49,15 @@ def run(main: Callable[[], object]) -> NoReturn:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
     except Exception as error:
-        known = correctable(error)
+        user_error = correctable(error)
         if received:  # an extension module whose import is interrupted raises an error of its own
             say("interrupted", sys.stderr)
             status = INTERRUPTED
-        elif known is None:
+        elif user_error is None:
             raise
         else:
-            say(f"error: {known}", sys.stderr)
-            status = known.exit_status
+            say(f"error: {user_error}", sys.stderr)
+            status = user_error.exit_status
     write("")  # drops text that a closed pipe has not taken; otherwise Python would report it at exit
     if status == INTERRUPTED:
         os._exit(status)  # a normal exit would crash while XLA runs a computation whose start was interrupted

@@ -16,17 +16,17 @@ from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 PACKAGE = Path(__file__).parents[1]
 """The folder of this package."""
 
-Result = TypeVar("Result")
+ResultT = TypeVar("ResultT")
 
 
 class ConfigFile(NamedTuple):
     """A Python config file that was run."""
 
-    named: Path  # the path as the user wrote it
+    as_given: Path  # the path as the user wrote it
     file: Path
     scope: dict[str, Any]  # the names that the file defines
 
-    def call(self, function: str, kind: type[Result]) -> Result:
+    def call(self, function: str, kind: type[ResultT]) -> ResultT:
         """The result of a function of the file, which takes no arguments.
 
         Args:
@@ -36,12 +36,14 @@ class ConfigFile(NamedTuple):
             UserError: the function does not exist, fails, or returns another type.
         """
         if function not in self.scope:
-            raise UserError(f"--config {self.named}: the file does not define the function {function}")
+            raise UserError(f"--config {self.as_given}: the file does not define the function {function}")
         with _running(self.file):
             result = self.scope[function]()
         if not isinstance(result, kind):
             returned = type(result).__name__
-            raise UserError(f"--config {self.named}: {function}() returned {returned}; expected {kind.__name__}")
+            raise UserError(
+                f"--config {self.as_given}: {function}() returned {returned}; expected {kind.__name__}"
+            )
         return result
 
 
@@ -54,7 +56,7 @@ def run_config_file(path: Path) -> ConfigFile:
         path: a file, or the name of one in configs/, such as `qbert` or `qbert.py`.
 
     Raises:
-        UserError: the file does not exist or raises an error.
+        UserError: the file does not exist, is a JSON file, or raises an error.
     """
     folders = config_folders()
     places = [path, *(folder.parent / path for folder in folders)]  # configs/qbert.py, wherever configs/ is
@@ -65,6 +67,11 @@ def run_config_file(path: Path) -> ConfigFile:
         names = config_names()
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
         raise UserError(f"--config {path}: no such file; {did_you_mean(path.stem, names)}{expected}")
+    if found.suffix == ".json":
+        raise UserError(
+            f"--config {path}: expected a Python file that defines get_config; a run is continued with"
+            f" --resume {path.parent}"
+        )
     before = _registered_names()
     with _running(found):
         scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")

@@ -82,21 +82,25 @@ class Sources(NamedTuple):
             say_changes(text, changed_fields(wanted, kept))
 
 
-def read_sources(arguments: Sequence[str] | None) -> Sources:
+def read_sources(arguments: Sequence[str] | None, options: type[FromConfig] = FromDirectory) -> Sources:
     """Reads the sources of the defaults, and imports what `--import` names, which the other options may need.
 
-    tyro needs the defaults before it parses, so these four options are read first. tyro parses them again, for
+    tyro needs the defaults before it parses, so these options are read first. tyro parses them again, for
     `--help` and for its errors.
 
     Args:
         arguments: the words of the command line; None for those of this process.
+        options: those of the command, which has `--resume` and `--run-dir` if they are a `FromDirectory`.
 
     Raises:
         UserError: `--resume` with `--config` or `--run-dir`, an option without a value, or a failed import.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for spellings in (["--config"], ["--resume"], ["--run-dir", "--run_dir"]):
-        parser.add_argument(*spellings, type=parse_path)
+    parser.add_argument("--config", type=parse_path)
+    parser.set_defaults(resume=None, run_dir=None)
+    if issubclass(options, FromDirectory):
+        parser.add_argument("--resume", type=parse_path)
+        parser.add_argument("--run-dir", "--run_dir", type=parse_path)
     parser.add_argument("--import", dest="imports", action="append", default=[])
     try:
         found, _ = parser.parse_known_args(arguments)
@@ -121,8 +125,8 @@ def parse(
 ) -> OptionsT:
     """Reads the options of a command.
 
-    Whole numbers may be written as 1e6 or 1_000_000, unless the option also takes words. `true` or `false` may
-    follow a switch.
+    Whole numbers may be written as 1e6 or 1_000_000, unless the option also takes true or false. `true` or `false`
+    may follow a switch.
 
     Args:
         options: a dataclass; its docstring is the description in `--help`.

@@ -23,7 +23,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 received: list[int] = []
 """Signals that the running command has received outside a `StopRequest`."""
 
-CALLBACK_SECONDS = 0.01
+SECONDS_TO_RAISE_AGAIN = 0.01
 """After this time, an interrupt that Python has swallowed is raised again."""
 
 
@@ -48,7 +48,7 @@ def keep_interrupts() -> None:
             before(unraisable)
             return
         signal.signal(signal.SIGALRM, _interrupt_again)
-        signal.setitimer(signal.ITIMER_REAL, CALLBACK_SECONDS)
+        signal.setitimer(signal.ITIMER_REAL, SECONDS_TO_RAISE_AGAIN)
 
     sys.unraisablehook = hook
 

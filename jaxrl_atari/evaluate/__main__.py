@@ -41,6 +41,7 @@ from jaxrl_atari.runs.layout import (
     REPORT_FILE,
     evaluation_file,
     game_file,
+    session_dirs,
     video_file,
 )
 from jaxrl_atari.runs.tracking import add_to_tensorboard
@@ -69,7 +70,8 @@ class Options(WithImports):
     num_envs: Annotated[int, Limits(1, 4_096)] = 16
     """Games played at once."""
     backend: Literal["ale", "envpool", "gymnasium"] | None = None
-    """Emulator pool. None: as in training. Another pool has another emulator, so that scores may differ."""
+    """Emulator pool. None: as in training. Another pool may have another emulator or start games otherwise, so
+    scores may differ."""
     gpu: GpuWord = "auto"
     """Device that acts: auto, true, false (the CPU) or the index of a GPU, as devices.gpu of the config."""
 
@@ -89,13 +91,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
     results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
     if every_session:
         _summarise(run_dir, results, _settings(policies[-1], options), options.seed, files)
-    if options.checkpoint == "best":
+    picked = _optimistic_pick(options, run_dir)
+    if picked:
         advice = "to quote a score, use --session all --checkpoint latest"
-        say(f"note: the best checkpoint is an optimistic pick; {advice}")
+        say(f"note: the best {picked} is an optimistic pick; {advice}")
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
     if files.problems:
-        raise UserError(f"shown above, but not saved: {'; '.join(files.problems)}")
+        raise UserError(f"not saved: {'; '.join(files.problems)}; the scores are shown above")
+
+
+def _optimistic_pick(options: Options, run_dir: Path) -> str:
+    """What was chosen by its score in training: `checkpoint`, `session`, or nothing (empty)."""
+    if options.checkpoint == "best":
+        return "checkpoint"
+    chooses_session = options.session == "best" and options.run_dir.samefile(run_dir)
+    return "session" if chooses_session and len(session_dirs(run_dir)) > 1 else ""
 
 
 def _chosen_sessions(options: Options) -> list[Path]:
@@ -156,11 +167,15 @@ class ResultFiles:
         self.problems: list[str] = []
         """Why files could not be written."""
 
+    def failed(self, problem: str) -> None:
+        """Notes why a file could not be written."""
+        self.problems.append(problem)
+
     def save(self, path: Path, values: Mapping[str, Any]) -> None:
         """Writes a JSON file and prints its path."""
         problem = try_write_json(path, values)
         if problem:
-            self.problems.append(problem)
+            self.failed(problem)
         else:
             say(f"written: {path}")
 
@@ -232,7 +247,7 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
     try:
         game = record_video(policy, video, seed=seed, greedy=greedy, say=say, page=page)
     except (UserError, OSError) as error:
-        files.problems.append(reason(error))
+        files.failed(reason(error))
         return
     say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
     say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
@@ -240,7 +255,7 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
         try:
             add_to_tensorboard(video, policy.env_steps)
         except (OSError, subprocess.SubprocessError) as error:
-            files.problems.append(f"the video in TensorBoard ({reason(error)})")
+            files.failed(f"the video in TensorBoard ({reason(error)})")
 
 
 def _summarise(

@@ -3,6 +3,7 @@
 import base64
 import html
 import json
+import math
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,19 +47,24 @@ class WatchedGame:
         self.chosen.append(int(decision.actions[0]))
 
 
+def _rounded(value: float, digits: int) -> float | None:
+    """A number for JSON, which has no NaN and no infinities: they are None."""
+    return round(value, digits) if math.isfinite(value) else None
+
+
 def write_game_page(
-    path: Path, video: Path, record: WatchedGame, policy: Policy, *, seed: int, greedy: bool
+    path: Path, video: Path, watched: WatchedGame, policy: Policy, *, seed: int, greedy: bool
 ) -> None:
     """Writes the page of a game.
 
     Args:
         path: the HTML file.
         video: mp4 file of the game, which the page embeds.
-        record: the outputs and rewards of the game.
+        watched: the outputs and rewards of the game.
         policy, seed, greedy: the policy that played, and how.
     """
     env = policy.config.env
-    rewards = np.array(record.rewards)
+    rewards = np.array(watched.rewards)
     facts = [
         f"return {rewards.sum():,.1f} in {len(rewards) - 1:,} env steps",
         f"protocol {env.resolved_protocol}",
@@ -67,13 +73,13 @@ def write_game_page(
         f"seed {seed}",
     ]
     data = {
-        "fps": record.fps,
-        "actions": list(record.action_names) or [f"action {i}" for i in range(len(record.probabilities[0]))],
+        "fps": watched.fps,
+        "actions": list(watched.action_names) or [f"action {i}" for i in range(len(watched.probabilities[0]))],
         "reward": rewards.tolist(),
         "return": np.cumsum(rewards).tolist(),
-        "value": [round(value, 3) for value in record.values],
-        "probabilities": [[round(p, 4) for p in each.tolist()] for each in record.probabilities],
-        "action": record.chosen,
+        "value": [_rounded(value, 3) for value in watched.values],
+        "probabilities": [[_rounded(p, 4) for p in each.tolist()] for each in watched.probabilities],
+        "action": watched.chosen,
     }
     page = string.Template(GAME_TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
         title=html.escape(env.game_name),

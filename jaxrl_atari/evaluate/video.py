@@ -61,8 +61,10 @@ def _video_writer(path: Path, shape: tuple[int, ...], fps: int) -> Iterator[Call
                 yield lambda screen: stdin.write(screen.tobytes())
             complaint = ffmpeg.communicate()[1].decode(errors="replace")
         if ffmpeg.returncode:
-            complaint = complaint.replace(partial.name, path.name)
-            raise UserError(f"{path}: the video could not be written ({complaint[-200:]})")
+            why = complaint.replace(partial.name, path.name)[-200:].strip()
+            raise UserError(
+                f"{path}: the video could not be written ({why or f'ffmpeg ended with {ffmpeg.returncode}'})"
+            )
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -100,13 +102,13 @@ def record_video(
     games: list[FinishedGame] = []
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed=seed, screens=True)) as pool:
-        record = WatchedGame(pool.action_names, pool.steps_per_second)
+        watched = WatchedGame(pool.action_names, pool.steps_per_second)
         steps = enumerate(play(policy, pool, seed=seed, greedy=greedy), start=-1)  # -1: the start of the game
         number, (step, decision) = next(steps)
         with _video_writer(path, pool.screen().shape, pool.steps_per_second) as write:
             while True:
                 write(pool.screen())
-                record.add(step, decision)
+                watched.add(step, decision)
                 games = counter.count(step, number)
                 if games:
                     break
@@ -116,5 +118,5 @@ def record_video(
                     say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
                 number, (step, decision) = next(steps)
     if page is not None:
-        write_game_page(Path(page).expanduser(), path, record, policy, seed=seed, greedy=greedy)
+        write_game_page(Path(page).expanduser(), path, watched, policy, seed=seed, greedy=greedy)
     return games[0]

@@ -12,8 +12,10 @@ from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_help
 from jaxrl_atari.export import play
 
 OPSET = 17
+"""The operators of onnx 1.12 (2022). The graph needs no newer ones, which would shut out older runtimes."""
+
 IR_VERSION = 8
-"""The versions of onnx 1.12 (2022). The graph needs no newer ones, which would shut out older runtimes."""
+"""The file format of onnx 1.12, for the same reason."""
 
 Tensor = str
 """The name of a value in the graph."""

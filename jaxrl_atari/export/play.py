@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import os
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -91,7 +92,7 @@ class NumPyLayers:
         return stacks.astype(np.float32) / np.float32(255)
 
     def conv(self, x: Array, layer: Parameters, stride: int = 1, pad: int = 0) -> Array:
-        """As one product of all windows."""
+        """The convolution is computed as one product of all windows with the kernel."""
         kernel = layer["kernel"]
         height, width, _, _ = kernel.shape
         x = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
@@ -115,7 +116,7 @@ class NumPyLayers:
         return np.maximum(x, 0)
 
     def sigmoid(self, x: Array) -> Array:
-        return 1 / (1 + np.exp(-x))
+        return np.float32(0.5) * (1 + np.tanh(np.float32(0.5) * x))  # `exp(-x)` would overflow
 
     def tanh(self, x: Array) -> Array:
         return np.tanh(x)
@@ -339,7 +340,11 @@ def main() -> None:
     if not Path(options.policy).is_file():
         parser.error(f"--policy {options.policy}: there is no such file")
     try:
-        play_games(Policy(options.policy, 1), options)
+        policy = Policy(options.policy, 1)
+    except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+        parser.error(f"--policy {options.policy}: not an exported policy, or damaged ({error})")
+    try:
+        play_games(policy, options)
     except ModuleNotFoundError as error:
         parser.exit(2, f"{error}\n")
 

@@ -14,7 +14,7 @@ from jax import export
 from jaxrl_atari import __version__
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.ale_pool import rom_ids
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.export import play
 from jaxrl_atari.export.readme import readme
@@ -25,6 +25,7 @@ from jaxrl_atari.runs.files import filled_folder, write_file
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of the program for JAX."""
+
 TOLERANCE = 1e-4
 """Largest difference between outputs, absolute or relative. The programs sum float32 in different orders."""
 
@@ -36,8 +37,8 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
         The largest difference between the outputs of JAX and those of another program, on random inputs.
 
     Raises:
-        UserError: the game is not ALE's; `play.NETWORKS` lacks the network; or its function there does not compute
-            what the network computes, for example because the network was edited.
+        UserError: the game is not ALE's; `play.NETWORKS` lacks the network; or its function there cannot compute
+            the network or computes something else, for example because the network was edited.
     """
     from jaxrl_atari.export.onnx_model import make_model
 
@@ -51,27 +52,34 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
             " another, write it with the layers of jaxrl_atari/export/play.py and enter it in NETWORKS there"
         )
     params = jax.tree.map(np.asarray, jax.device_get(policy.params))
-    num_actions = len(params["policy"]["bias"])
-    module = make_module(policy.config.network, num_actions, jnp.float32)
+    module = make_module(policy.config.network, policy.num_actions, jnp.float32)
     memory_sizes = [x.shape[1] for x in jax.tree.leaves(initial_carry(module, 4))]
     about = about_policy(policy, memory_sizes)
 
     network = play.NETWORKS[network_name]
-    program = bytes(jax_program(module, params, memory_sizes).serialize())
-    model = make_model(network, params, num_actions, memory_sizes).SerializeToString()
-    differences = _differences_to_jax(program, model, network, params, memory_sizes)
+    advice = "nothing was written: make jaxrl_atari/export/play.py compute what networks.py does"
+    inputs = random_inputs(memory_sizes)
+    try:
+        numpy_outputs = NumPyOutputs(*network(play.NumPyLayers(), params, *inputs))
+    except (KeyError, ValueError) as error:  # no such layer, or one of another shape
+        problem = f"its function in play.py fails ({reason(error)})"
+        raise UserError(f"network.name = {network_name!r}: {problem}; {advice}") from error
+    jax_bytes = bytes(jax_program(module, params, memory_sizes).serialize())
+    onnx_bytes = make_model(network, params, policy.num_actions, memory_sizes).SerializeToString()
+    expected = run_jax(jax_bytes, *inputs)
+    others = {"NumPy": numpy_outputs, "onnxruntime": run_onnx(onnx_bytes, *inputs)}
+    differences = {name: largest_difference(expected, outputs) for name, outputs in others.items()}
     worst = max(differences, key=differences.__getitem__)
     difference = differences[worst]
     if difference > TOLERANCE:
         raise UserError(
             f"network.name = {network_name!r}: the outputs of {worst} and JAX differ by {difference:.1e},"
-            f" expected at most {TOLERANCE}; nothing was written: make jaxrl_atari/export/play.py compute what"
-            " networks.py does"
+            f" expected at most {TOLERANCE}; {advice}"
         )
     files = {
         "policy.npz": parameters_file(params, about),
-        "policy.onnx": model,
-        "policy.jaxexport": program,
+        "policy.onnx": onnx_bytes,
+        "policy.jaxexport": jax_bytes,
         "play.py": Path(play.__file__).read_bytes(),
         "README.md": readme(policy, about, run, difference, PLATFORMS),
     }
@@ -81,29 +89,13 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> float:
     return difference
 
 
-def _differences_to_jax(
-    program: bytes, model: bytes, network: play.Network, params: play.Parameters, memory_sizes: list[int]
-) -> dict[str, float]:
-    """Runs the three programs on random inputs.
-
-    Args:
-        program: the program for JAX.
-        model: the program for ONNX.
-        network: the program for NumPy.
-
-    Returns:
-        NumPy and onnxruntime -> the largest difference between their outputs and those of JAX.
-    """
+def random_inputs(memory_sizes: list[int]) -> tuple[np.ndarray, np.ndarray, play.Memory]:
+    """Stacks, starts of games and memories of four environments, with which the programs are compared."""
     random = np.random.default_rng(0)
     stacks = random.integers(0, 256, (4, *play.STACK_SHAPE), np.uint8)
     first = np.array([True, False, False, True])
     memory = tuple(random.normal(size=(4, size)).astype(np.float32) for size in memory_sizes)
-    expected = run_jax(program, stacks, first, memory)
-    others = {
-        "NumPy": NumPyOutputs(*network(play.NumPyLayers(), params, stacks, first, memory)),
-        "onnxruntime": run_onnx(model, stacks, first, memory),
-    }
-    return {name: largest_difference(expected, outputs) for name, outputs in others.items()}
+    return stacks, first, memory
 
 
 class NumPyOutputs(NamedTuple):
