@@ -292,6 +292,13 @@ def test_the_card_of_an_environment_with_options_names_them(run_dir):
     assert metadata["model-index"][0]["results"][0]["dataset"]["type"] == expected
 
 
+def test_the_card_of_a_single_session(run_dir):
+    shutil.rmtree(run_dir / "session_1")
+    text = repository_files(run_dir, "user/x", "best")["README.md"].decode()
+    assert "Trained with seed 0, lambda 0.7" in " ".join(text.split())
+    assert [line for line in text.splitlines() if line.endswith(" ")] == []
+
+
 def test_a_second_push_replaces_the_first(server, run_dir):
     push(run_dir, "user/breakout")
     server.repos["user/breakout"]["session_7/metrics.csv"] = b"earlier run"

@@ -1,12 +1,12 @@
 """Full games played with a policy, scored by their raw rewards."""
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +26,31 @@ SECONDS_BETWEEN_LINES = 30
 """Seconds between two lines on the progress of an evaluation."""
 
 
-class EvaluationResult(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class EvaluationResult:
     """The games of an evaluation and their scores."""
 
     games: tuple[FinishedGame, ...]  # in the order in which they ended
-    returns: np.ndarray  # float64 [episodes]
-    mean: float  # mean return
-    std: float | None  # sample standard deviation of the returns; None for a single game
-    num_truncated: int  # number of games that reached their time limit; their returns count too
+
+    @property
+    def returns(self) -> np.ndarray:
+        """The return of each game, float64 [episodes]."""
+        return np.array([game.episode_return for game in self.games])
+
+    @property
+    def mean(self) -> float:
+        """The mean return."""
+        return float(np.mean(self.returns))
+
+    @property
+    def std(self) -> float | None:
+        """The sample standard deviation of the returns; None for a single game."""
+        return float(np.std(self.returns, ddof=1)) if len(self.games) > 1 else None
+
+    @property
+    def num_truncated(self) -> int:
+        """The number of games that reached their time limit. Their returns count too."""
+        return sum(game.truncated for game in self.games)
 
 
 @jax.jit
@@ -147,11 +164,4 @@ def run_evaluation(
                 next_line_at += SECONDS_BETWEEN_LINES
                 most = counter.so_far[quota > 0, 1].max()
                 say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
-    returns = np.array([game.episode_return for game in games])
-    return EvaluationResult(
-        games=tuple(games),
-        returns=returns,
-        mean=float(np.mean(returns)),
-        std=float(np.std(returns, ddof=1)) if len(returns) > 1 else None,
-        num_truncated=sum(game.truncated for game in games),
-    )
+    return EvaluationResult(tuple(games))

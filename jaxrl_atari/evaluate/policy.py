@@ -161,8 +161,8 @@ def find_session(run_dir: str | Path, session: int | None, *, skip_damaged: bool
     """The directory of a session that has a checkpoint.
 
     Args:
-        run_dir: directory of a trial, or of the session itself.
-        session: number of the session in the trial; None: the session whose checkpoints have the highest mean
+        run_dir: directory of a run, or of the session itself.
+        session: number of the session in the run; None: the session whose checkpoints have the highest mean
             return of 100 games.
         skip_damaged: ignore checkpoints whose mean return cannot be read, instead of raising an error.
 
@@ -183,7 +183,7 @@ def _session_dir(path: Path, session: int | None, skip_damaged: bool) -> Path:
     if (path / CHECKPOINTS_FOLDER).is_dir():
         return path
     sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
-    with_checkpoints = [path for path in sessions if checkpoint_env_steps(path)]
+    with_checkpoints = [each for each in sessions if checkpoint_env_steps(each)]
     if len(with_checkpoints) < 2:
         return (with_checkpoints or sessions)[0]
     return max(with_checkpoints, key=partial(_best_return_mean, skip_damaged=skip_damaged))
@@ -220,7 +220,7 @@ def load_policy(
     """Loads the policy of a checkpoint, whatever device it was trained on.
 
     Args:
-        run_dir: directory of a trial, or of a session.
+        run_dir: directory of a run, or of a session.
         checkpoint: `best` (by mean return of the last 100 games), `latest` (a warning names newer checkpoints that
             are damaged), or an env step.
         device: the device that acts; None: the first GPU, or the CPU if there is none.

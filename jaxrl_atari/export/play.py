@@ -16,7 +16,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypedDict
 
 INSTALL = "pip install numpy 'ale-py[vector]'"
 
@@ -38,6 +38,25 @@ Parameters = dict[str, Any]
 
 STACK_SHAPE = (84, 84, 4)
 """Height and width of a frame, and the number of frames in a stack."""
+
+
+class About(TypedDict):
+    """The description in policy.npz: the network, the game and its rules."""
+
+    network: str  # a name of `NETWORKS`
+    memory: list[int]  # sizes of the arrays of the network's memory; empty if it is not recurrent
+    game: str
+    rom: str  # ALE's name of the game
+    protocol: str
+    actions: list[str]  # names of the game's actions
+    sticky_actions: float
+    full_action_space: bool
+    noop_max: int
+    fire_on_reset: bool
+    max_frames: int
+    env_steps: int  # of the checkpoint
+    trained_in: str  # arithmetic, such as bfloat16
+    exported_by: str  # name and version of the package
 
 
 # --- Layers ------------------------------------------------------------------------------------------------------
@@ -212,8 +231,8 @@ NETWORKS: dict[str, Network] = {"nature": nature, "impala": impala, "nature_lstm
 # --- The policy --------------------------------------------------------------------------------------------------
 
 
-def load(path: str | Path) -> tuple[Parameters, dict[str, Any]]:
-    """Reads policy.npz: the parameters, as nested dicts of float32 arrays, and what is known about the policy."""
+def load(path: str | Path) -> tuple[Parameters, About]:
+    """Reads policy.npz: the parameters, as nested dicts of float32 arrays, and its description."""
     params: Parameters = {}
     with np.load(path) as arrays:
         about = json.loads(bytes(arrays["about"]))
@@ -257,7 +276,7 @@ class FrameStack:
 # --- Games -------------------------------------------------------------------------------------------------------
 
 
-def make_envs(about: dict[str, Any], num_envs: int) -> Any:
+def make_envs(about: About, num_envs: int) -> Any:
     """The games under the rules that the policy was trained with.
 
     Raises:

@@ -106,7 +106,7 @@ class NumPyOutputs(NamedTuple):
     memory: tuple[np.ndarray, ...]  # each float32 [N, F]; empty if the network is not recurrent
 
 
-def about_policy(policy: Policy, memory_sizes: list[int]) -> dict[str, Any]:
+def about_policy(policy: Policy, memory_sizes: list[int]) -> play.About:
     """The description in policy.npz, as JSON values: the network, and the game with its rules.
 
     Args:
@@ -123,7 +123,7 @@ def about_policy(policy: Policy, memory_sizes: list[int]) -> dict[str, Any]:
         "game": env.game_name,
         "rom": rom_ids()[env.game_name],
         "protocol": env.resolved_protocol,
-        "actions": actions,
+        "actions": list(actions),
         "sticky_actions": rules.sticky_actions,
         "full_action_space": rules.full_action_space,
         "noop_max": rules.noop_max,
@@ -135,7 +135,7 @@ def about_policy(policy: Policy, memory_sizes: list[int]) -> dict[str, Any]:
     }
 
 
-def parameters_file(params: Any, about: dict[str, Any]) -> bytes:
+def parameters_file(params: Any, about: play.About) -> bytes:
     """The content of policy.npz: an array for each parameter, `conv1/kernel`, and `about`, JSON as bytes."""
     arrays = {
         jax.tree_util.keystr(at, simple=True, separator="/"): x for at, x in jax.tree.leaves_with_path(params)

@@ -3,9 +3,9 @@
 import string
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxrl_atari.evaluate.policy import Policy
+from jaxrl_atari.export.play import About
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.evaluations import evaluations
 from jaxrl_atari.report.summary import Run, trial_summary
@@ -14,7 +14,7 @@ from jaxrl_atari.report.text import interval_text, score_text
 TEMPLATE = Path(__file__).with_name("readme_template.md")
 
 
-def readme(policy: Policy, about: dict[str, Any], run: Run, difference: float, platforms: Sequence[str]) -> str:
+def readme(policy: Policy, about: About, run: Run, difference: float, platforms: Sequence[str]) -> str:
     """The README of an export, made from readme_template.md.
 
     Args:
@@ -101,7 +101,7 @@ def score_lines(policy: Policy, run: Run) -> list[str]:
     ]
 
 
-def start_of_game(about: dict[str, Any]) -> str:
+def start_of_game(about: About) -> str:
     """How `play.py` starts a game, in the back end `ale` (see `envs/__init__.py`): `FIRE, then 0 to 28 no-ops`.
 
     Args:

@@ -76,10 +76,10 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
 
 def _newest_evaluation(run: Run) -> dict[str, Any] | None:
     """The newest result of `evaluate` with the latest checkpoints of all sessions; None if there is none."""
-    every = [path.name for path in run.tables]
-    found = [
-        each
-        for each in evaluations(run.path)
-        if each.get("checkpoint") == "latest" and each.get("sessions") == every
+    session_names = [path.name for path in run.tables]
+    of_all_sessions = [
+        evaluation
+        for evaluation in evaluations(run.path)
+        if evaluation.get("checkpoint") == "latest" and evaluation.get("sessions") == session_names
     ]
-    return found[-1] if found else None
+    return of_all_sessions[-1] if of_all_sessions else None
