@@ -4,7 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import ConfigError
 
 IMPORTS_VARIABLE = "JAXRL_ATARI_IMPORT"
 """Environment variable for the processes that this one starts: a JSON list of modules and absolute file paths."""
@@ -34,8 +34,9 @@ def passed_on() -> list[str]:
         names = json.loads(text)
     except ValueError:
         names = None
-    is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    require(is_list, IMPORTS_VARIABLE, text, "a JSON list of modules and paths of files", "or unset it")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        expected = "a JSON list of modules and paths of files"
+        raise ConfigError(IMPORTS_VARIABLE, text, expected, "or unset it")
     return names
 
 

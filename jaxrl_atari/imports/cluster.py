@@ -50,8 +50,9 @@ def import_sent(sent: Sequence[Code]) -> None:
     pass_on_nothing()  # Ray's processes may have inherited the paths of another command
     for name, content in sent:
         path = Path(name)
-        is_copied = content is not None and not (path.is_file() and path.read_bytes() == content)
-        if is_copied:
+        is_alone = False  # without the files beside it
+        if content is not None and not (path.is_file() and path.read_bytes() == content):
+            is_alone = True
             folder = Path(tempfile.mkdtemp(prefix="jaxrl_atari_import_"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             path = folder / path.name
@@ -60,7 +61,7 @@ def import_sent(sent: Sequence[Code]) -> None:
             import_named([name if content is None else str(path)])
         except UserError as error:
             hint = ""
-            if is_copied:
+            if is_alone:
                 hint = "; only this file was sent, so put it into a folder that all machines share"
             elif isinstance(error.__cause__, ModuleNotFoundError):
                 hint = "; install it there"
