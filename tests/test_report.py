@@ -339,12 +339,17 @@ def test_hostile_values_are_shown_and_not_executed(tmp_path):
         assert all(source.startswith("data:") for source in page.all("img", "src"))
 
 
-@pytest.mark.parametrize("file", ["suite.json", "Pong/config.json"])
-def test_a_damaged_suite_is_one_line(tmp_path, file):
+def test_a_damaged_suite_is_one_line(tmp_path):
     suite_dir = make_suite(tmp_path / "suite")
-    (suite_dir / file).write_text("{")
-    with pytest.raises(UserError, match=f"{file}: cannot be used"):
+    (suite_dir / "suite.json").write_text("{")
+    with pytest.raises(UserError, match=r"suite\.json: cannot be used"):
         write_report(suite_dir)
+
+
+def test_a_damaged_game_of_a_suite_is_named_in_its_row(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite")
+    (suite_dir / "Pong/config.json").write_text("{")
+    assert re.search(r"damaged: .*Pong/config\.json: cannot be used", Page(write_report(suite_dir)).text)
 
 
 @pytest.mark.parametrize("resumed", [5, ["x"], [{"date": 1}], [{"changed": 7}], [{"changed": {"seed": 2}}]])

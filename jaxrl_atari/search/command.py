@@ -43,7 +43,7 @@ from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Failure
 from jaxrl_atari.trials.ray_cluster import set_up_ray
 
-MAY_CHANGE = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
+CHANGEABLE_OPTIONS = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
 """Options that may change when a search is resumed."""
 
 
@@ -100,9 +100,9 @@ def _refuse_parallel(options: Options, before: Options | None) -> None:
 
 
 def _require_continuation(options: Options, before: Options) -> None:
-    """Refuses options that differ from the search that is resumed, except for `MAY_CHANGE`."""
+    """Refuses options that differ from the search that is resumed, except for `CHANGEABLE_OPTIONS`."""
     for name, (was, wanted) in changed_fields(before.values(), options.values()).items():
-        require(name in MAY_CHANGE, name, wanted, f"{was!r}, its value in this search")
+        require(name in CHANGEABLE_OPTIONS, name, wanted, f"{was!r}, its value in this search")
 
 
 def run_search(options: Options, before: Options | None) -> Path:

@@ -1,9 +1,9 @@
 """Suites of games and sweeps, and their results. A launcher of `trials/` trains their sessions.
 
 A suite is a trial for each game. A sweep is a suite for each setting of the fields that vary; a suite on its own
-is a sweep in which nothing varies. A plan (`SweepPlan`) says what is to be trained, and results (`SuiteResults`,
-`SweepResults`) are what has come of it. `SuiteResults`, which reports show too, is in
-`report/suites.py`. In reading order:
+is a sweep in which nothing varies. A plan (`SweepPlan`) says what is to be trained. Results (`SuiteResults`,
+`SweepResults`) are what has come of it; `SuiteResults`, which reports show too, is in `report/suites.py`. In
+reading order:
 
 | module | content |
 |---|---|

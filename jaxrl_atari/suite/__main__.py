@@ -77,7 +77,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
         config.env.game == default.config.env.game and not is_given("--env.game", arguments),
         "env.game",
         config.env.game,
-        expected="nothing; each game of a suite has its own trial",
+        expected="no --env.game in a suite",
         hint="choose with --games Pong Breakout",
     )
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")

@@ -21,10 +21,9 @@ class _SettingResults:
     """
 
     def __init__(self, setting: Setting, parent: Path):
-        self.label = setting.label
         self.directory = setting.directory(parent)
         self.newest: SuiteResults | None = None  # as last read
-        self.is_saved = False  # whether that is up to date, and saved
+        self.is_saved = False  # whether `newest` is up to date and saved
         self._saved: Suite | None = None  # the suite as last saved
         self._failures: dict[str, list[str]] = {}  # game -> why sessions of it failed
 
@@ -64,55 +63,54 @@ class SuiteResultsKeeper:
         self.failures = Failures()
         self._directory = directory
         self._plan = plan
-        self._settings = [_SettingResults(setting, directory) for setting in plan.settings]
-        self._by_label = {setting.label: setting for setting in self._settings}
+        self._settings = {setting.label: _SettingResults(setting, directory) for setting in plan.settings}
         self._resume = resume_command("suite", directory)
 
     def on_end(self, job: Job, failure: Failure | None) -> None:
         """Notes a job that has finished or failed, and saves the results that this changes."""
         self.failures.on_end(job, failure)
-        self._by_label[job.setting].note_end(job, failure)
+        self._settings[job.setting].note_end(job, failure)
         self._save_unsaved()
 
     def save_all(self) -> None:
         """Reads and saves the results of all settings, in which running sessions have come further."""
-        for setting in self._settings:
-            setting.is_saved = False
+        for results in self._settings.values():
+            results.is_saved = False
         self._save_unsaved()
 
     def show_and_save_all(self) -> None:
         """Reads the results of all settings anew, prints their table, saves them, and draws them."""
-        for setting in self._settings:
-            setting.read(anew=True)
+        for results in self._settings.values():
+            results.read(anew=True)
         if self._plan.is_sweep:
             text = self._sweep_results().to_markdown()
         else:
-            (results,) = self._newest().values()
-            text = results.to_markdown()
+            (suite,) = self._newest().values()
+            text = suite.to_markdown()
         say(f"\n{text}")  # shown before anything is saved, because saving may fail
-        self._save(self._settings)
+        self._save([*self._settings.values()])
         if self._plan.config.log.graphs:
             self._draw()
 
     def _save_unsaved(self) -> None:
         """Reads and saves the results that are not saved, or prints why their files cannot be read or written."""
         readable = []
-        for setting in self._settings:
-            if not setting.is_saved and try_to("the results cannot be read", setting.read, self._resume):
-                readable.append(setting)
+        for results in self._settings.values():
+            if not results.is_saved and try_to("the results cannot be read", results.read, self._resume):
+                readable.append(results)
         self._save(readable)
 
     def _save(self, settings: Sequence[_SettingResults]) -> None:
         """Saves the results of some settings, and of the sweep once every setting has been read."""
-        for setting in settings:
-            try_to("results are not saved", setting.save, self._resume)
+        for results in settings:
+            try_to("results are not saved", results.save, self._resume)
         if self._plan.is_sweep and len(self._newest()) == len(self._settings):
             save = partial(save_sweep_results, self._sweep_results())
             try_to("results are not saved", save, self._resume)
 
     def _newest(self) -> dict[str, SuiteResults]:
         """The results of the settings that have been read, by their labels."""
-        return {setting.label: setting.newest for setting in self._settings if setting.newest is not None}
+        return {label: results.newest for label, results in self._settings.items() if results.newest is not None}
 
     def _sweep_results(self) -> SweepResults:
         """The results of the sweep, from the results of its settings as last read."""
@@ -120,8 +118,8 @@ class SuiteResultsKeeper:
 
     def _draw(self) -> None:
         """Writes the report of each setting, and draws the graph of a sweep, or prints why it cannot."""
-        for setting in self._settings:
-            try_report(setting.directory)
+        for results in self._settings.values():
+            try_report(results.directory)
         if self._plan.is_sweep:
             try_to_draw("no graph", self._draw_sweep, self._resume)
 

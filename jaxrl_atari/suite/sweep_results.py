@@ -35,7 +35,7 @@ class SweepRow(NamedTuple):
     """A row of the table of a sweep: a game under a setting."""
 
     fields: dict[str, Any]  # dotted name of a field that varies -> its value
-    of_game: GameRow  # the row in the table of the setting's suite
+    game_row: GameRow  # the row in the table of the setting's suite
 
 
 class SweepResults(NamedTuple):
@@ -50,7 +50,7 @@ class SweepResults(NamedTuple):
         """The content of results.json."""
         return {
             "vary": self.plan.vary,
-            "games": [{"game": row.of_game.game, **row.fields, **_figures(row.of_game)} for row in self.rows],
+            "games": [{"game": row.game_row.game, **row.fields, **_figures(row.game_row)} for row in self.rows],
             "settings": {label: suite.to_json() for label, suite in self.suites.items()},
         }
 
@@ -60,7 +60,7 @@ class SweepResults(NamedTuple):
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["game", *self.plan.vary, *TABLE_COLUMNS])
         for row in self.rows:
-            writer.writerow([row.of_game.game, *self._field_texts(row), *_figures(row.of_game).values()])
+            writer.writerow([row.game_row.game, *self._field_texts(row), *_figures(row.game_row).values()])
         return file.getvalue()
 
     def to_markdown(self) -> str:
@@ -84,9 +84,9 @@ class SweepResults(NamedTuple):
         titles = GAME_COLUMNS | {"score": "score"}  # "ours" has no reference beside it here
         rows = [["game", *self.plan.vary, *(titles[name] for name in TABLE_COLUMNS)]]
         for row in self.rows:
-            figures = _figures(row.of_game).values()
+            figures = _figures(row.game_row).values()
             cells = [value if isinstance(value, str) else score_text(value) for value in figures]
-            rows.append([row.of_game.game, *self._field_texts(row), *cells])
+            rows.append([row.game_row.game, *self._field_texts(row), *cells])
         return rows
 
     def _field_texts(self, row: SweepRow) -> list[str]:

@@ -33,7 +33,7 @@ class Job(NamedTuple):
     position: int  # among all sessions of the trial, suite or sweep; chooses the slot
     game: str = ""  # game of a suite
     setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
-    compile_key: int = 0  # two jobs with the same key run the same compiled programs
+    compile_key: str = ""  # two jobs with the same key run the same compiled programs
 
     @property
     def name(self) -> str:
@@ -227,16 +227,16 @@ def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[E
     errors.raise_first()
 
 
-def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raises: bool = False) -> None:
+def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raise_errors: bool = False) -> None:
     """Trains jobs one after the other in this process. This is a `Launcher`.
 
     Args:
-        raises: whether the error of a job is raised. Otherwise, `on_end` gets it, and the next job is trained.
+        raise_errors: whether the error of a job is raised. Otherwise, `on_end` gets it, and the next job trains.
     """
     errors = LateErrors()
     for job in jobs:
         failure = None
-        if raises:
+        if raise_errors:
             train(job)
         else:
             failure = attempt(train, job)

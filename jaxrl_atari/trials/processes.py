@@ -45,7 +45,7 @@ from jaxrl_atari.trials.slots import Slot
 _SPAWN = multiprocessing.get_context("spawn")
 
 _PROCESS_NAME = "jaxrl_atari session"
-"""The beginning of the name of a session's process, which has its name before it imports the user's script."""
+"""The beginning of the name of a session's process. The process has it before it imports the user's script."""
 
 
 class Message(Enum):
@@ -56,7 +56,7 @@ class Message(Enum):
 
 
 def in_session_process() -> bool:
-    """Whether this is the process of a session."""
+    """Whether the code runs in the process of a session."""
     return multiprocessing.current_process().name.startswith(_PROCESS_NAME)
 
 
@@ -138,8 +138,8 @@ class _Processes:
         self._train = train
         self._slots = slots
         self._parallel = parallel
-        self._announced: set[int] = set()  # keys of the programs whose compiler has been named
-        self._available: set[int] = set()  # keys of the programs for which no session need wait
+        self._announced: set[str] = set()  # keys of the programs whose compiler has been named
+        self._available: set[str] = set()  # keys of the programs for which no session need wait
 
     def is_done(self) -> bool:
         return not self._waiting and not self._running

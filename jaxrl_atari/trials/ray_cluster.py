@@ -117,7 +117,7 @@ def _last_line(file: IO[bytes]) -> str:
 
 @contextlib.contextmanager
 def connected(
-    address: str, devices: DevicesConfig, resources: ResourcesConfig, task: str
+    address: str, devices: DevicesConfig, resources: ResourcesConfig, kind: str
 ) -> Iterator[MachineShare]:
     """Connects this process to a Ray cluster until the block ends. Prints and yields the share of each task.
 
@@ -125,7 +125,7 @@ def connected(
         address: address of a cluster that runs already; empty: one on this machine, which ends with the block.
         devices: devices of the config.
         resources: the resources that the user asks for.
-        task: the word for a task in the printed line: `session` or `trial`.
+        kind: the word for a task in the printed line: `session` or `trial`.
 
     Raises:
         UserError: the cluster cannot be used, or a task needs more than any machine has.
@@ -142,7 +142,7 @@ def connected(
             except Exception as error:  # Ray has no narrower class
                 raise UserError(f"Ray at {cluster_address}: {reason(error.__cause__ or error)}") from error
             share = allot(resources, [node["Resources"] for node in ray.nodes() if node["Alive"]], devices)
-            say(f"each {task} has {counted(share.gpu, 'GPU')} and {counted(share.cpu, 'core')}")
+            say(f"each {kind} has {counted(share.gpu, 'GPU')} and {counted(share.cpu, 'core')}")
             yield share
         finally:
             ray.shutdown()

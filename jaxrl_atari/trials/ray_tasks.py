@@ -48,7 +48,7 @@ class RayTask(NamedTuple):
 
 def run_tasks(
     tasks: Sequence[RayTask],
-    noun: str,
+    kind: str,
     *,
     directory: Path,
     address: str,
@@ -59,7 +59,7 @@ def run_tasks(
 
     Args:
         tasks: the tasks, in the order in which they are started.
-        noun: the word for a task in a printed line: `session` or `trial`.
+        kind: the word for a task in a printed line: `session` or `trial`.
         directory: directory of the suite or the search, which the machines share. The notes of `ray_worker.py` are
             in its folder `ray`.
         address: address of the cluster; empty: this machine alone.
@@ -80,7 +80,7 @@ def run_tasks(
     notes.mkdir()
     try:
         with (
-            connected(address, devices, resources, noun) as share,
+            connected(address, devices, resources, kind) as share,
             StopRequest(quick=False, answer=STOPPING) as stop,  # last: Ray handles SIGTERM too
         ):
             poll_until_done(_Tasks(tasks, share, notes, code), stop, _call_on_end)

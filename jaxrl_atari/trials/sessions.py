@@ -50,13 +50,19 @@ def unfinished_jobs(
             setting=setting,
             compile_key=key,
         )
-        for session in range(config.sessions)
-        if not is_finished(config, session_path(run_dir, session))
+        for session in unfinished_sessions(config, run_dir)
     ]
 
 
-def compile_key(config: Config) -> int:
-    """A number that two configs share only if they run the same compiled programs. It holds in this process alone.
+def unfinished_sessions(config: Config, run_dir: Path) -> list[int]:
+    """The sessions of a trial that have not trained to their end. The run directory may not exist yet."""
+    return [
+        session for session in range(config.sessions) if not is_finished(config, session_path(run_dir, session))
+    ]
+
+
+def compile_key(config: Config) -> str:
+    """A text that two configs share only if they run the same compiled programs.
 
     The configs may differ in what the programs take as arguments (`TRACED_OPTIONS`), such as the learning rate.
     """
@@ -65,7 +71,7 @@ def compile_key(config: Config) -> int:
         del values[name]
     for name in TRACED_OPTIONS:
         del values["ppo"][name]
-    return hash(json.dumps(values))
+    return json.dumps(values)
 
 
 def train_job(

@@ -52,7 +52,7 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
     devices = config.devices
     division = divide_gpus(devices)
     blocks = division.blocks[:sessions]
-    parallel = min(config.trial.parallel or len(blocks), waiting or sessions)
+    parallel = min(config.trial.parallel or len(blocks), sessions if waiting is None else waiting)
     sharing = math.ceil(parallel / len(blocks))
     # A session that sees all GPUs limits itself to those that it uses (`limit_jax`). If an option names a GPU by
     # its index, the session must see all, or the index would mean another GPU.

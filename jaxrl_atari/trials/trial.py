@@ -24,15 +24,13 @@ from jaxrl_atari.runs.layout import (
     TRIAL_SUMMARY_FILE,
     is_run,
     resume_command,
-    session_path,
 )
-from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.trials.launch import Failures, Job, run_here
+from jaxrl_atari.trials.launch import Failures, Job, OnEnd, run_here
 from jaxrl_atari.trials.processes import in_session_process, require_can_start_processes, run_processes
-from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs
+from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs, unfinished_sessions
 from jaxrl_atari.trials.slots import plan_slots
 
 
@@ -88,13 +86,12 @@ def run_training(
     check_names_and_minibatches(config)
     wanted = None if run_dir is None else Path(run_dir).expanduser()
     before = _config_to_resume(config, wanted)
-    left = config.sessions if wanted is None else _count_unfinished(config, wanted)
-    if left:
-        _require_trainable(config, left, writers, stop)
+    left = config.sessions if wanted is None else len(unfinished_sessions(config, wanted))
+    train_all = _way_to_train(config, left, writers, stop) if left else None
     env = config.env
-    notes = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
+    lines = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
     if config.resume_note:
-        notes.append(f"note: {config.resume_note}")
+        lines.append(f"note: {config.resume_note}")
 
     if config.devices.distributed:
         distributed.join_processes(config.devices)
@@ -102,30 +99,43 @@ def run_training(
         return TrainingResult(_follow(config, stop), {})
     with _claim_for_all(config, wanted, is_new=before is None) as directory, _summary_if_stopped(directory):
         say(f"{'resuming' if before else 'run directory:'} {directory}")
-        for note in filter(None, notes):
-            say(note)
+        for line in filter(None, lines):
+            say(line)
         jobs = _start_or_resume(config, before, directory)
         failures = Failures()
-        if jobs:
-            train_all = _launcher(config, len(jobs), writers, stop)
-            train_all(jobs, on_end=failures.on_end)
+        if train_all is not None:
+            train_all(jobs, failures.on_end)
     summary = _summarise_or_raise(config, directory, failures)
     distributed.wait_for_all()
     return TrainingResult(directory, summary)
 
 
-def _count_unfinished(config: Config, run_dir: Path) -> int:
-    """The number of sessions that are left to train in a run directory, which may not exist yet."""
-    return sum(not is_finished(config, session_path(run_dir, session)) for session in range(config.sessions))
+def _way_to_train(
+    config: Config, left: int, writers: Sequence[Writer], stop: Stop | None
+) -> Callable[[Sequence[Job], OnEnd], None]:
+    """Chooses how the sessions of a trial are trained, and checks that this process can do it.
 
+    They are trained one after the other in this process, or in processes of their own. In this process, the only
+    session of a trial raises its error as it is. With `devices.distributed` every session does: a follower cannot
+    see that the leader's session has failed, and would wait for it.
 
-def _require_trainable(config: Config, left: int, writers: Sequence[Writer], stop: Stop | None) -> None:
-    """Checks that this process can train the `left` sessions of a trial. Raises `UserError` if not."""
+    Args:
+        left: the number of sessions that are left to train.
+
+    Returns:
+        A function that trains jobs as a `Launcher` does.
+
+    Raises:
+        UserError: this process cannot train them.
+    """
     if config.log.wandb:
         require_wandb()
-    if not plan_slots(config, config.sessions, left).needs_processes:
-        return
-    require_can_start_processes(partial(train_job, writers=writers, close_writers=True, stop=stop))
+    plan = plan_slots(config, config.sessions, left)
+    train = partial(train_job, writers=writers, close_writers=plan.needs_processes, stop=stop)
+    if not plan.needs_processes:
+        raise_errors = config.sessions == 1 or config.devices.distributed
+        return lambda jobs, on_end: run_here(jobs, train, on_end, raise_errors=raise_errors)
+    require_can_start_processes(train)
     require(
         config.env.vectorization_mode == "sync",
         "env.vectorization_mode",
@@ -133,6 +143,7 @@ def _require_trainable(config: Config, left: int, writers: Sequence[Writer], sto
         expected="sync where sessions have processes of their own, which can start none",
         hint="or set trial.parallel = 1 and devices.gpu to the number of a GPU (or false)",
     )
+    return lambda jobs, on_end: run_processes(jobs, train, on_end, slots=plan.slots, parallel=plan.parallel)
 
 
 def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
@@ -187,10 +198,10 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
     """Writes trial.json after a stop request, and raises `KeyboardInterrupt` with the command that goes on."""
     try:
         yield
-    except KeyboardInterrupt as stop:
+    except KeyboardInterrupt as interrupt:
         with contextlib.suppress(OSError, UserError):  # no session has a log point, or the metrics cannot be read
             _save_summary(run_dir, trial_summary(read_run(run_dir)))
-        if isinstance(stop, Stopped):  # in every process
+        if isinstance(interrupt, Stopped):  # in every process
             distributed.wait_for_all()
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
@@ -237,23 +248,6 @@ def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
     if kept != before:
         _write_config_file(kept, run_dir)
     say_changes("changed", changed_fields(before.to_dict(), kept.to_dict()))
-
-
-def _launcher(config: Config, num_jobs: int, writers: Sequence[Writer], stop: Stop | None) -> Callable[..., None]:
-    """What trains the jobs of a trial: one after the other in this process, or in processes of their own.
-
-    In this process, the only session of a trial raises its error as it is. With `devices.distributed` every
-    session does: a follower cannot see that the leader's session has failed, and would wait for it.
-
-    Returns:
-        A function of the jobs, and of `on_end`, as a `Launcher` takes it.
-    """
-    plan = plan_slots(config, config.sessions, num_jobs)
-    if plan.needs_processes:
-        train = partial(train_job, writers=writers, close_writers=True, stop=stop)
-        return partial(run_processes, train=train, slots=plan.slots, parallel=plan.parallel)
-    raises = config.sessions == 1 or config.devices.distributed
-    return partial(run_here, train=partial(train_job, writers=writers, stop=stop), raises=raises)
 
 
 def _summarise_or_raise(config: Config, run_dir: Path, failures: Failures) -> Mapping[str, Any]:
