@@ -166,7 +166,7 @@ def _print_comparison(suites: Mapping[str, Suite], output: Path) -> None:
     """Compares suites, prints the comparison and saves it. Raises `UserError` as `compare_suites`."""
     comparison = compare_suites(suites)
     save_comparison(comparison, output)
-    say(f"\n{comparison.text}")
+    say(f"\n{comparison.to_markdown()}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -116,6 +116,13 @@ def test_a_damaged_verified_json_verifies_nothing(run_dir, suite_dir, damage):
     assert ", verified" not in write_report(suite_dir).read_text()
 
 
+def test_a_damaged_evaluation_of_a_game_does_not_end_the_report_of_its_suite(suite_dir, capsys):
+    path = suite_dir / "Pong" / FILES[1]
+    path.write_bytes(b"{}")
+    write_report(suite_dir)
+    assert f"no report: {path}: cannot be used" in capsys.readouterr().out
+
+
 def test_unknown_values_of_an_evaluation_are_shown_as_such(run_dir):
     path = run_dir / FILES[1]
     path.write_bytes(replaced(std=None, cut_off=None, returns=None, truncated=None)(path.read_bytes()))

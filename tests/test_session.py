@@ -34,7 +34,7 @@ from user_commands import user_environment
 from jaxrl_atari import run_training, session
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.envs.pool import FinishedGame
-from jaxrl_atari.errors import ConfigError, Stopped, UserError
+from jaxrl_atari.errors import ConfigError, InterfaceError, Stopped, UserError
 from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
@@ -158,7 +158,9 @@ def test_a_metric_that_has_the_name_of_a_column(name):
     log.after_update(lambda: {"loss": 1.0, name: 2.0}, 1e-3, (0.0, 0.0))
     log.read_newest()
     progress.count(300, [], 16)
-    with pytest.raises(UserError, match=f"metric {name}: a log point has a column of that name"):
+    with pytest.raises(
+        InterfaceError, match=rf"metric {name} = .*: expected a name that no column of a log point has"
+    ):
         log.last_point(1e-3)
 
 

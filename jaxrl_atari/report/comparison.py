@@ -19,19 +19,54 @@ from jaxrl_atari.report.aggregates import (
     write_rliable,
 )
 from jaxrl_atari.report.graphs import plot_profiles
-from jaxrl_atari.report.score_statistics import INTERVALS, probability_of_improvement
+from jaxrl_atari.report.score_statistics import INTERVALS, Estimate, probability_of_improvement
 from jaxrl_atari.report.suites import Suite
 from jaxrl_atari.report.text import markdown_table
 from jaxrl_atari.runs.files import write_file, write_json
 
 
 class Comparison(NamedTuple):
-    """A comparison of suites over the games that are complete in all of them."""
+    """A comparison of suites over the games that are complete in all of them. A name is that of a suite."""
 
-    scores: dict[str, dict[str, dict[str, np.ndarray]]]  # name of a suite -> result of `normalised`
-    statistics: dict[str, dict[str, SuiteStatistics]]  # name of a suite -> normalisation -> its statistics
-    values: dict[str, Any]  # the content of comparison.json
-    text: str  # the content of comparison.md
+    protocol: str  # of all suites
+    budgets: dict[str, int]  # name -> env steps of each session
+    games: list[str]
+    scores: dict[str, dict[str, dict[str, np.ndarray]]]  # name -> result of `normalised`
+    statistics: dict[str, dict[str, SuiteStatistics]]  # name -> normalisation -> its statistics
+    improvements: dict[str, dict[str, Estimate]]  # normalisation -> name -> how probably the first suite beats it
+
+    def _statistics_under(self, normalisation: str) -> dict[str, SuiteStatistics]:
+        """The statistics of each suite under a normalisation."""
+        return {name: by_normalisation[normalisation] for name, by_normalisation in self.statistics.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of comparison.json, apart from the games of rliable's files."""
+        values: dict[str, Any] = {
+            "suites": list(self.statistics),
+            "protocol": self.protocol,
+            "games": self.games,
+        }
+        for normalisation, estimates in self.improvements.items():
+            values[normalisation] = {
+                "suites": statistics_json(self._statistics_under(normalisation)),
+                "probability_of_improvement": {name: found._asdict() for name, found in estimates.items()},
+            }
+        return values
+
+    def to_markdown(self) -> str:
+        """The content of comparison.md."""
+        first = next(iter(self.statistics))
+        lines = [f"# {' and '.join(self.statistics)}, protocol {self.protocol}", ""]
+        lines += [f"- {name}: {budget:,} env steps a session" for name, budget in self.budgets.items()]
+        for normalisation, estimates in self.improvements.items():
+            found = self._statistics_under(normalisation)
+            lines += ["", markdown_table(statistics_rows(found, normalisation)), "", *missing_intervals(found)]
+            for other, estimate in estimates.items():
+                text = estimate_text(estimate)
+                if estimate.why_none:
+                    text += f", no interval: {estimate.why_none}"
+                lines.append(f"Probability of improvement of {first} over {other}: {text}.")
+        return "\n".join([*lines, "", INTERVALS, ""])
 
 
 def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
@@ -48,38 +83,23 @@ def compare_suites(suites: Mapping[str, Suite]) -> Comparison:
     raw = {name: suite.scores() for name, suite in suites.items()}
     shared = sorted(set.intersection(*map(set, raw.values())))
     scores = {name: normalised({game: games[game] for game in shared}, protocol) for name, games in raw.items()}
-    statistics = {name: statistics_by_name(kinds) for name, kinds in scores.items()}
+    statistics = {name: statistics_by_name(by_normalisation) for name, by_normalisation in scores.items()}
     if not statistics[first]:
         waiting = "no game that is complete in every suite has a score to compare with; wait for one"
         raise UserError(f"{where}: {comparison_note(protocol) or waiting}")
-    values: dict[str, Any] = {"suites": list(suites), "protocol": protocol, "games": shared}
-    lines = [f"# {' and '.join(suites)}, protocol {protocol}", ""]
-    lines += [f"- {name}: {suite.config.total_env_steps:,} env steps a session" for name, suite in suites.items()]
-    for kind in statistics[first]:
-        suite_statistics = {name: kinds[kind] for name, kinds in statistics.items()}
-        ours = scores[first][kind]
-        improvements = {other: probability_of_improvement(ours, scores[other][kind]) for other in others}
-        values[kind] = {
-            "suites": statistics_json(suite_statistics),
-            "probability_of_improvement": {other: estimate._asdict() for other, estimate in improvements.items()},
+    improvements = {}
+    for normalisation in statistics[first]:
+        ours = scores[first][normalisation]
+        improvements[normalisation] = {
+            other: probability_of_improvement(ours, scores[other][normalisation]) for other in others
         }
-        lines += [
-            "",
-            markdown_table(statistics_rows(suite_statistics, kind)),
-            "",
-            *missing_intervals(suite_statistics),
-        ]
-        for other, estimate in improvements.items():
-            text = estimate_text(estimate)
-            if estimate.why_none:
-                text += f", no interval: {estimate.why_none}"
-            lines.append(f"Probability of improvement of {first} over {other}: {text}.")
-    return Comparison(scores, statistics, values, "\n".join([*lines, "", INTERVALS, ""]))
+    budgets = {name: suite.config.total_env_steps for name, suite in suites.items()}
+    return Comparison(protocol, budgets, shared, scores, statistics, improvements)
 
 
 def save_comparison(comparison: Comparison, output: Path) -> None:
     """Writes comparison.md, comparison.json, suites.png, suites.svg and rliable's files into a directory."""
     plot_profiles(comparison.statistics, output)
     rliable_games = write_rliable(output, comparison.scores)
-    write_json(output / "comparison.json", comparison.values | {"rliable_games": rliable_games})
-    write_file(output / "comparison.md", comparison.text)
+    write_json(output / "comparison.json", comparison.to_json() | {"rliable_games": rliable_games})
+    write_file(output / "comparison.md", comparison.to_markdown())

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from jaxrl_atari import __version__
-from jaxrl_atari.errors import DamagedMetrics, NoLogPoint
+from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.output import counted, say, try_to_draw
 from jaxrl_atari.report import text
 from jaxrl_atari.report.page_content import settings_values
@@ -61,7 +61,7 @@ def write_report(directory: Path) -> Path:
 def _write_runs(directory: Path, names: Iterable[str]) -> set[str]:
     """Writes the reports of the runs in a directory that have a log point; returns the names of these runs.
 
-    A run whose metrics are damaged is named in a line.
+    A run with a damaged file is named in a line.
     """
     written = set()
     for name in filter(lambda name: is_run(directory / name), names):
@@ -70,7 +70,7 @@ def _write_runs(directory: Path, names: Iterable[str]) -> set[str]:
             written.add(name)
         except NoLogPoint:
             continue
-        except DamagedMetrics as error:
+        except UserError as error:
             say(f"no report: {error}")
     return written
 

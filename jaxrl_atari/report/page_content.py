@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.runs.description import changed_by, resumes
 
 
 class PageContent(NamedTuple):
@@ -27,16 +28,14 @@ def settings_values(content: PageContent) -> dict[str, Any]:
         "comparison_note": comparison_note(config.env.resolved_protocol),
         "options": [(name, value, usual.get(name)) for name, value in flat(config.to_dict()).items()],
         "software": flat(software),
-        "changes": _changes(content.description.get("resumed")),
+        "changes": _changes(content.description),
     }
 
 
-def _changes(resumed: Any) -> list[tuple[str, str]]:
-    """The options that each resume changed, from `resumed` in config.json. Malformed entries are skipped."""
-    rows = []
-    for start in resumed if isinstance(resumed, list) else []:
-        changed = start.get("changed") if isinstance(start, dict) else None
-        for name, values in changed.items() if isinstance(changed, dict) else ():
-            if isinstance(values, list):
-                rows.append((f"resumed {start.get('date')}", f"{name}: {' -> '.join(map(str, values))}"))
-    return rows
+def _changes(description: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The options that each resume changed, as rows of text (resume, change)."""
+    return [
+        (f"resumed {resume.get('date')}", f"{name}: {' -> '.join(map(str, values))}")
+        for resume in resumes(description)
+        for name, values in changed_by(resume).items()
+    ]

@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -83,34 +84,39 @@ def field_values(run_dir: Path, name: str) -> list[Any]:
     Args:
         name: dotted name, such as `log.actions`. A version that lacked the field counts as None.
     """
-    first, *resumes = _starts(run_dir)
-    changes = [_entries(start, "changed").get(name) for start in resumes]
-    sound = [change for change in changes if isinstance(change, list)]
-    return [*itertools.chain(*sound), flat(first["config"]).get(name)]
+    described = read_json(run_dir / CONFIG_FILE)
+    changes = [changed_by(resume).get(name, []) for resume in resumes(described)]
+    return [*itertools.chain(*changes), flat(described["config"]).get(name)]
 
 
 def other_versions(run_dir: Path, package: str) -> list[str]:
     """The versions of a package with which a run was started or resumed, other than the one installed here."""
     here = _version(package)
-    versions = [_entries(start, "versions").get(package, here) for start in _starts(run_dir)]
+    described = read_json(run_dir / CONFIG_FILE)
+    versions = [_entries(start, "versions").get(package, here) for start in (described, *resumes(described))]
     sound = dict.fromkeys(each for each in versions if isinstance(each, str))
     return [each for each in sound if each != here]
 
 
-def _starts(run_dir: Path) -> list[dict[str, Any]]:
-    """The content of a run's config.json, and the entry of each resume in it. Malformed entries are left out."""
-    described = read_json(run_dir / CONFIG_FILE)
-    return [described, *(entry for entry in _resumes(described) if isinstance(entry, dict))]
+def resumes(described: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entry of each resume in the content of a config.json. Malformed entries are left out."""
+    return [entry for entry in _resumed(described) if isinstance(entry, dict)]
 
 
-def _resumes(described: dict[str, Any]) -> list[Any]:
+def changed_by(resume: dict[str, Any]) -> dict[str, list[Any]]:
+    """The fields that a resume has changed: name -> [before, after]. Malformed ones are left out."""
+    changed = _entries(resume, "changed")
+    return {name: values for name, values in changed.items() if isinstance(values, list)}
+
+
+def _resumed(described: Mapping[str, Any]) -> list[Any]:
     """The entries under `resumed`, as they stand there; none if it is no list."""
     resumed = described.get("resumed")
     return resumed if isinstance(resumed, list) else []
 
 
 def _entries(start: dict[str, Any], name: str) -> dict[str, Any]:
-    """A field of `_starts` that is a JSON object; empty where it is missing or malformed."""
+    """A field of a description or of a resume that is a JSON object; empty where it is missing or malformed."""
     values = start.get(name)
     return values if isinstance(values, dict) else {}
 
@@ -172,11 +178,11 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     entry = {"date": date, **today, "changed": changed}
     kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
-    return described | kept | {"resumed": [*_resumes(before), entry]}
+    return described | kept | {"resumed": [*_resumed(before), entry]}
 
 
 def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:
-    """Returns what `describe` has returned on another machine, for this machine and the config that it uses.
+    """Adapts a description that was made on another machine to this machine, and to the config used here.
 
     If the sessions of a run train on several machines, config.json describes the machine whose session began last.
 

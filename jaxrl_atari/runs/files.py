@@ -74,7 +74,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def try_write_json(path: Path, values: Mapping[str, Any]) -> str:
-    """Writes figures that have been printed already into a JSON file. An error is returned, not raised.
+    """Writes a JSON file atomically. An error is returned, not raised.
 
     Returns:
         The problem, such as `PATH: Read-only file system`; empty if the file was written.

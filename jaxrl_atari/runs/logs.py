@@ -95,10 +95,10 @@ def _set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
 def _say_missing_evaluations(
     path: Path, evaluated_env_steps: int, was_evaluating: bool, say: Callable[[str], object]
 ) -> None:
-    """Says so if evaluations.csv lacks rows that the session has written.
+    """Says that evaluations.csv lacks rows that the session has written, if it does.
 
     Args:
-        evaluated_env_steps: env steps of the newest evaluation.
+        evaluated_env_steps: env steps at which the newest evaluation started.
         was_evaluating: whether this evaluation was still running, and so has no row. The env steps of the last row
             are then unknown, and only an empty table is noticed.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import InterfaceError, UserError
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Writer
@@ -196,7 +196,11 @@ class SessionLog:
             "learning_rate": learning_rate,
         }
         if taken := (counted.keys() | LATER_COLUMNS) & names.keys():
-            raise UserError(f"metric {min(taken)}: a log point has a column of that name; rename the metric")
+            name = min(taken)
+            value = next(each[name] for each in self._unlogged if name in each)
+            raise InterfaceError(
+                f"metric {name}", value, "a name that no column of a log point has", "rename the metric"
+            )
         self.row = {
             **counted,
             **{name: float(np.mean([each[name] for each in self._unlogged if name in each])) for name in names},
