@@ -6,8 +6,10 @@ as `cpu_convolution.py` says, and `in_chunks` computes a few samples at a time. 
 """
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
+import flax.errors
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.cpu_convolution import DIMENSION_NUMBERS, cpu_convolution
+from jaxrl_atari.errors import InterfaceError
 
 CHUNK = 32
 """Samples of a chunk: activations of a chunk stay in a CPU's caches. In float32, 16 and 64 were no faster."""
@@ -57,12 +60,12 @@ class Conv(nn.Module):
 
         Raises:
             TypeError: the input has another type.
-            ValueError: the input is no batch of images.
+            ValueError: the input is no batch of images, or the images are smaller than the kernel.
             ValueError: the kernel's size is not (height, width), the strides are not two equal ones, or the
                 padding is none of `PADDINGS`.
         """
-        pixels = x.dtype == jnp.uint8
-        if not pixels and not jnp.issubdtype(x.dtype, jnp.floating):
+        is_pixels = x.dtype == jnp.uint8
+        if not is_pixels and not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"Conv {self.name}: expected an input of uint8 (pixels) or floats, got {x.dtype}")
         if x.ndim != 4:
             raise ValueError(f"Conv {self.name}: expected images [N, H, W, C], got the shape {list(x.shape)}")
@@ -82,11 +85,17 @@ class Conv(nn.Module):
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
         above_below, left_right = lax.padtype_to_pads(x.shape[-3:-1], size, strides, self.padding)
         pads = (above_below, left_right)
-        if for_cpus.value:
-            scaled = kernel / 255 if pixels else kernel
+        padded = [pixels + sum(pad) for pixels, pad in zip(x.shape[1:3], pads, strict=True)]
+        if padded[0] < size[0] or padded[1] < size[1]:
+            raise ValueError(
+                f"Conv {self.name}: expected images of at least {size[0]}x{size[1]} pixels, the size of the"
+                f" kernel; with their padding, they have {padded[0]}x{padded[1]}"
+            )
+        if for_cpus.value and len(x):  # an empty batch has no blocks
+            scaled = kernel / 255 if is_pixels else kernel
             y: jax.Array = cpu_convolution(x, scaled, strides[0], pads, jnp.dtype(self.dtype))
             return y + bias
-        x = x.astype(self.dtype) / 255 if pixels else x.astype(self.dtype)
+        x = x.astype(self.dtype) / 255 if is_pixels else x.astype(self.dtype)
         kernel = kernel.astype(self.dtype)
         return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=DIMENSION_NUMBERS) + bias
 
@@ -97,18 +106,24 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
     `fast/by_hand.py` has such a loop for functions of arrays (`torso_in_chunks`).
 
     Args:
-        torso: a function of each sample alone, which uses layers of `module`.
+        torso: a function of each sample alone, which uses layers of `module`. It may be a method of `module`, such
+            as `self.torso`, but no other function that calls one.
         module: the module in whose `__call__` this is.
         x: images [N, H, W, C].
+
+    Raises:
+        InterfaceError: `torso` calls a method of `module` that makes layers.
     """
     count = -(-len(x) // CHUNK) if for_cpus.value else 1
-    if count == 1:
+    if count <= 1:
         return torso(x)
 
     # flax calls it with a clone of `module`, which is then the current module. So the layers that `torso` makes
-    # are the clone's, with the same names and parameters as without chunks.
-    def step(_clone: nn.Module, carry: None, chunk: jax.Array) -> tuple[None, jax.Array]:
-        return carry, torso(chunk)
+    # are the clone's, with the same names and parameters as without chunks. A method makes layers of its own
+    # module, so the method of the clone is called.
+    def step(clone: nn.Module, carry: None, chunk: jax.Array) -> tuple[None, jax.Array]:
+        is_method = isinstance(torso, MethodType) and torso.__self__ is module
+        return carry, torso.__func__(clone, chunk) if is_method else torso(chunk)
 
     over_chunks = nn.scan(
         step,
@@ -116,7 +131,11 @@ def in_chunks(torso: Callable[[jax.Array], jax.Array], module: nn.Module, x: jax
         split_rngs={"params": False},
         unroll=count if count <= UNROLLED else 1,
     )
-    _, y = over_chunks(module, None, to_chunks(x, count))
+    try:
+        _, y = over_chunks(module, None, to_chunks(x, count))
+    except flax.errors.NameInUseError as error:  # JAX traces the torso twice, and `module` keeps the layers
+        expected = "the method itself, such as self.torso, where a method of the module makes the layers"
+        raise InterfaceError("torso of in_chunks", torso, expected) from error
     return from_chunks(y, len(x))
 
 

@@ -4,6 +4,7 @@
 an `InterfaceError`, which says what is expected.
 """
 
+from inspect import signature
 from typing import Any
 
 import flax.errors
@@ -17,6 +18,12 @@ from jaxrl_atari.frames import FRAME_SIZE, STACK
 from jaxrl_atari.network_interface import Observation, Outputs, is_recurrent
 from jaxrl_atari.registry import NETWORKS
 
+A_NETWORK = "a flax.linen.Module with the fields num_actions and dtype, and hashable values in its others"
+"""What is expected of a registered network, in messages."""
+
+PARAMETERS_ALONE = "parameters alone (the collection `params`), and no random numbers"
+"""What is expected of a network's variables, in messages."""
+
 
 def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float32) -> nn.Module:
     """The module of a config, for `init_params`. To compute with it, see `network_forms.make_network`.
@@ -28,21 +35,18 @@ def make_module(config: NetworkConfig, num_actions: int, dtype: Any = jnp.float3
         ConfigError: no network has that name, or it cannot be made of these arguments alone.
     """
     network = NETWORKS.get(config.name)
+    fields = {"num_actions": num_actions, "dtype": dtype}
     try:
-        module = network(num_actions=num_actions, dtype=dtype)
+        signature(network).bind(**fields)
+    except TypeError as error:
+        raise ConfigError(NETWORKS.field, config.name, A_NETWORK, str(error)) from error
+    module = network(**fields)  # a `TypeError` within it keeps its traceback
+    require(isinstance(module, nn.Module), NETWORKS.field, config.name, A_NETWORK, f"it makes {described(module)}")
+    try:
         hash(module)  # the module is a key of the caches of compiled programs
     except TypeError as error:
         raise ConfigError(NETWORKS.field, config.name, A_NETWORK, str(error)) from error
-    require(isinstance(module, nn.Module), NETWORKS.field, config.name, A_NETWORK, f"it makes {described(module)}")
     return module
-
-
-A_NETWORK = "a flax.linen.Module with the fields num_actions and dtype, and hashable values in its others"
-"""What is expected of a registered network, in messages."""
-
-
-PARAMETERS_ALONE = "parameters alone (the collection `params`), and no random numbers"
-"""What is expected of a network's variables, in messages."""
 
 
 def init_params(module: nn.Module, key: jax.Array) -> Any:

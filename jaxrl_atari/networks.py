@@ -7,7 +7,6 @@
 from functools import partial
 from typing import Any
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -34,8 +33,7 @@ def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
 
 
 def hidden_layer(x: jax.Array, features: int, dtype: Any) -> jax.Array:
-    """A dense layer on a torso's output: [N, H, W, C] -> float32 [N, features]."""
-    chex.assert_rank(x, 4)
+    """A dense layer on a torso's output: [N, ...] -> float32 [N, features]."""
     x = x.reshape(x.shape[0], -1)
     return nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
 
@@ -64,7 +62,8 @@ class NatureFeatures(nn.Module):
 
     Most of the arithmetic of `nature` and `nature_lstm` is here. Where only CPUs learn and act, `fast/` computes
     the same features faster, from the same parameters. If you edit this module or one of its layers, your edit
-    runs there too, and a line at the start of the session says that training is slower.
+    runs there too, and a line at the start of the session says that training is slower. (`fast/comparison.py`
+    names two kinds of edit that it misses.)
 
     A network uses it by `nature_features`.
     """

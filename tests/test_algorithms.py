@@ -148,6 +148,18 @@ def test_a_network_that_cannot_be_made(network, message):
         network_functions.make_module(NetworkConfig(name="own"), 4, jnp.float32)
 
 
+def test_a_fault_within_a_network_keeps_its_traceback():
+    """A `TypeError` was called a wrong class."""
+
+    class Faulty(Sized):
+        def __post_init__(self):
+            len(3)
+
+    register_network("own", Faulty)
+    with pytest.raises(TypeError, match="object of type 'int' has no len"):
+        network_functions.make_module(NetworkConfig(name="own"), 4, jnp.float32)
+
+
 def test_a_network_with_a_field_of_its_own():
     register_network("own", partial(Sized, sizes=(7,)))
     module = network_functions.make_module(NetworkConfig(name="own"), 4, jnp.float32)
@@ -846,6 +858,11 @@ def games_won(name, seed, updates=80):
         state, _ = step(state, played.rollouts[0], config, update_key)
         won.append([game.episode_return for game in played.games])
     return float(np.mean(np.concatenate(won[-10:])))
+
+
+def test_a_network_whose_parameters_are_called_as_those_of_rnd():
+    with pytest.raises(InterfaceError, match="parameters of the network = 'rnd': expected another name"):
+        init_train_state({"rnd": jnp.zeros(3)}, CONFIG, ALGORITHMS.get("rnd"), KEY)
 
 
 def test_the_coefficient_of_rnd():

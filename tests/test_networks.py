@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import operator
 from functools import cache, partial
 
 import flax.linen as nn
@@ -33,7 +34,7 @@ from jaxrl_atari.frames import (
 )
 from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.layers import Conv, for_cpus, in_chunks
-from jaxrl_atari.network_advice import network_advice
+from jaxrl_atari.network_advice import NATURE, network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_functions import apply_module, init_params, make_module
 from jaxrl_atari.network_interface import Observation, Outputs
@@ -47,7 +48,8 @@ ACTIONS = 6
 
 # --- Every network -----------------------------------------------------------------------------------------------
 
-every = pytest.mark.parametrize("name", NETWORKS.names())
+SHIPPED = NETWORKS.names()
+every = pytest.mark.parametrize("name", SHIPPED)
 
 
 @cache
@@ -623,6 +625,25 @@ def test_a_network_that_asks_its_stacks_for_more_has_its_layers(attribute):
     assert f"(TypeError: it asks for `{attribute}` of its frame stacks)" in advice
 
 
+@pytest.mark.parametrize("compare", [operator.eq, operator.ne])
+def test_a_network_that_compares_its_stacks_has_its_layers(compare):
+    """Python compared the objects, so the features by hand were those of another network."""
+
+    class Compares(nn.Module):
+        num_actions: int
+        dtype: object = jnp.float32
+
+        @nn.compact
+        def __call__(self, stacks):
+            features = networks.nature_features(self, stacks)
+            found = jnp.any(compare(stacks, 255))
+            return networks.heads(jnp.where(found, features, -features), self.num_actions)
+
+    assert not is_by_hand(registered("compares", Compares))
+    advice = network_advice(NetworkConfig(name="compares"), ACTIONS, "cpu")
+    assert "(TypeError: it compares its frame stacks)" in advice
+
+
 def test_features_in_a_type_of_their_own_are_not_computed_in_that_of_the_session():
     class Mixed(nn.Module):
         num_actions: int
@@ -681,6 +702,11 @@ def test_a_gpu_that_computes_the_gradients_for_cpus_is_no_secret(classes, conv):
     assert f"network.conv = {conv}: a GPU learns or acts" in network_advice(
         NetworkConfig(conv=conv), ACTIONS, *classes
     )
+
+
+def test_the_shipped_networks_with_features_by_hand_are_known_by_name():
+    by_hand_ones = {name for name in SHIPPED if is_by_hand(make_network(NetworkConfig(name=name), ACTIONS, "cpu"))}
+    assert by_hand_ones == NATURE
 
 
 @every
@@ -1062,6 +1088,65 @@ def test_chunks_change_nothing(samples):
     with for_cpus(True):
         got = Net().apply(params, x)
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+class Methods(nn.Module):
+    """A torso that is a method, called in one of two ways."""
+
+    direct: bool = True
+
+    def torso(self, x):
+        return Conv(3)(x)
+
+    @nn.compact
+    def __call__(self, x):
+        return in_chunks(self.torso if self.direct else lambda x: self.torso(x), self, x)
+
+
+def test_a_torso_may_be_a_method():
+    """With more than a chunk of samples, flax refused the second of two equal names."""
+    x = np.random.default_rng(3).integers(0, 256, (33, 6, 5, 4), dtype=np.uint8)
+    params = Methods().init(jax.random.key(0), x[:1])
+    expected = Methods().apply(params, x)
+    with for_cpus(True):
+        got = Methods().apply(params, x)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_torso_that_calls_a_method_is_refused():
+    x = jnp.zeros((33, 6, 5, 4), jnp.uint8)
+    params = Methods(direct=False).init(jax.random.key(0), x[:1])
+    message = "torso of in_chunks = .*: expected the method itself, such as self.torso"
+    with for_cpus(True), pytest.raises(InterfaceError, match=message):
+        Methods(direct=False).apply(params, x)
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
+def test_no_samples_have_no_outputs(for_cpu):
+    """It was a `ZeroDivisionError` on a CPU."""
+    params = Methods().init(jax.random.key(0), jnp.zeros((1, 6, 5, 4), jnp.uint8))
+    with for_cpus(for_cpu):
+        assert Methods().apply(params, jnp.zeros((0, 6, 5, 4), jnp.uint8)).shape == (0, 6, 5, 3)
+
+
+@pytest.mark.parametrize("for_cpu", [False, True])
+def test_images_smaller_than_the_kernel_are_refused(for_cpu):
+    """They were no error on a GPU, whose features were empty."""
+    message = "Conv conv: expected images of at least 8x8 pixels, .*they have 9x7"
+    with for_cpus(for_cpu), pytest.raises(ValueError, match=message):
+        Conv(3, (8, 8), 4, padding="VALID", name="conv").init(jax.random.key(0), jnp.zeros((1, 9, 7, 4)))
+
+
+def test_features_of_vectors():
+    """A torso need not end with an image."""
+
+    class Flat(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return networks.hidden_layer(x, 5, jnp.float32)
+
+    y, _ = Flat().init_with_output(jax.random.key(0), jnp.ones((2, 7)))
+    assert y.shape == (2, 5)
 
 
 # --- The choice --------------------------------------------------------------------------------------------------

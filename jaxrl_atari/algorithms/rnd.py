@@ -21,7 +21,6 @@ Differences from the paper:
 The file is an example of the interface. It is not tuned, and was not compared with PPO on a game.
 """
 
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -31,7 +30,7 @@ from flax.core import FrozenDict
 
 from jaxrl_atari.algorithm import Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import require_interface
 from jaxrl_atari.frames import STACK, as_images
 from jaxrl_atari.network_interface import Apply
 from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_prepare
@@ -78,7 +77,8 @@ class RNDSamples(NamedTuple):
 
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
     """`Algorithm.init`: adds the predictor to the parameters as `rnd`, and draws the target."""
-    require("rnd" not in params, "parameters of the network", "rnd", "another name: this one is the predictor's")
+    expected = "another name: this one is the predictor's"
+    require_interface("rnd" not in params, "parameters of the network", "rnd", expected)
     pixels = jnp.zeros((1, PIXELS))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
     nothing = Statistics(jnp.zeros((), jnp.int32), jnp.zeros(PIXELS), jnp.zeros(PIXELS), jnp.zeros(()))
@@ -112,7 +112,7 @@ def prepare(
     intrinsic = options.coefficients["intrinsic_reward"] * error / jnp.sqrt(error_square + 1e-8)
 
     statistics = Statistics(old.updates + 1, pixel, pixel_square, error_square)
-    state = replace(state, extra=Extra(target, statistics))
+    state = state.replace(extra=Extra(target, statistics))
     rollout = rollout._replace(reward=rollout.reward + intrinsic)
     state, samples, metrics = ppo_prepare(state, apply, rollout, mean, options, key)
     return state, RNDSamples(samples, pixels, target_features), metrics | {"intrinsic_reward": mean(intrinsic)}

@@ -25,7 +25,7 @@ which `comparison.py` names.
 **How to read it.** First the top of `cpu_convolution.py`, which names what XLA's CPU backend does badly. Then
 `by_hand.py`, which begins with the equations and small pictures of its data.
 
-**What it costs.** 660 lines here. Elsewhere: a second layout of frames (`frames.BLOCKED`, `arrange_stacks`,
+**What it costs.** About 700 lines here. Elsewhere: a second layout of frames (`frames.BLOCKED`, `arrange_stacks`,
 `map_images`), `Network.for_acting`, the third form in `network_forms.py`, and a rule for authors of a loss that
 changes pictures (docs/idea.md).
 

@@ -27,7 +27,7 @@ from jaxrl_atari.network_interface import Observation, Outputs
 from jaxrl_atari.networks import NatureFeatures
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class HiddenStacks:
     """What a network is called with in place of frame stacks: it can pass them on, and cannot read them.
 
@@ -49,6 +49,14 @@ class HiddenStacks:
     def __getattr__(self, name: str) -> Any:
         # A `TypeError`, and no `AttributeError`: for that, `hasattr` would silently be false.
         raise TypeError(f"it asks for `{name}` of its frame stacks")
+
+    # Without these two methods, Python would compare the objects, and not the pixels.
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("it compares its frame stacks")
+
+    def __ne__(self, other: object) -> bool:
+        raise TypeError("it compares its frame stacks")
 
 
 def apply_by_hand(module: nn.Module, chunk: int, params: Any, observation: Observation) -> Outputs:
