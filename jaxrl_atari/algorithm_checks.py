@@ -1,7 +1,7 @@
 """Checks of what the functions of an algorithm return, while JAX traces an update.
 
-A mistake is a one-line error. An exception within one of the functions, or within an optimiser, keeps
-its traceback.
+A mistake is a one-line error. An exception within one of the functions, or within an optimiser, keeps its
+traceback.
 """
 
 from collections.abc import Callable, Set
@@ -14,7 +14,7 @@ import optax.contrib
 
 from jaxrl_atari.algorithm import Metrics, Rollout, TrainState
 from jaxrl_atari.errors import InterfaceError, require_interface
-from jaxrl_atari.network_functions import described, is_array
+from jaxrl_atari.network_functions import described, is_array_like, is_precise
 
 REAL = (jnp.integer, jnp.floating, jnp.bool_)
 """The types of real numbers."""
@@ -28,19 +28,20 @@ def check_first_state(network_params: Any, returned: Any) -> tuple[Any, Any]:
 
     Raises:
         InterfaceError: it is no pair; a parameter of the network is missing, or has another shape or type; a
-            parameter is no array of floats; a leaf of `extra` is no array; or `extra` holds a random key, which
-            `pmap` cannot pass on.
+            parameter is no array of floats, float32 or wider; a leaf of `extra` is no array; or `extra` holds a
+            random key. On several devices, `DataParallel` would make integers of it, so its type would not be the
+            same on one device and on several.
     """
     require_interface(is_tuple_of(2, returned), "init", described(returned), "a pair: parameters, and extra")
     params, extra = returned
     expected, got = shapes_and_types(network_params), shapes_and_types(params)
-    not_trainable, not_kept = refused(params, is_trainable), refused(extra, can_be_kept)
+    not_trainable, not_kept = leaves_failing(is_precise, params), leaves_failing(can_be_kept, extra)
     hint = "init returns the parameters of the network under their own names"
     for path, shape in expected.items():
         require_interface(got.get(path) == shape, f"params{path} of init", got.get(path, "nothing"), shape, hint)
     hint = "the loss trains every parameter, so other arrays belong in extra"
     for path, leaf in not_trainable.items():
-        raise InterfaceError(f"params{path} of init", leaf, "an array of floats", hint)
+        raise InterfaceError(f"params{path} of init", leaf, "an array of floats, float32 or wider", hint)
     hint = "prepare and loss get random keys of their own"
     for path, leaf in not_kept.items():
         raise InterfaceError(f"extra{path} of init", leaf, "an array or a number, and no random key", hint)
@@ -61,32 +62,29 @@ def check_prepared(before: TrainState, returned: Any, rollout: Rollout) -> tuple
     is_triple = is_tuple_of(3, returned) and isinstance(returned[0], TrainState)
     require_interface(is_triple, "prepare", described(returned), "a triple: the state, samples and metrics")
     after, samples, metrics = returned
-    old, new = shapes_and_types(before), shapes_and_types(after)
-    for path in old | new:
-        got, expected = new.get(path, "nothing"), old.get(path, "nothing")
-        field = f"{path.removeprefix('.')} of prepare"
-        hint = "init decides which arrays extra has" if path.startswith(".extra") else ""
-        require_interface(got == expected, field, got, f"{expected}, as in the state before", hint)
-    structure, expected = jax.tree.structure(after), jax.tree.structure(before)
-    require_interface(structure == expected, "state of prepare", structure, f"the structure {expected}")
+    for part in ("params", "opt_state", "optimizer_steps", "extra"):
+        hint = "init decides which arrays extra has" if part == "extra" else ""
+        check_same_form(getattr(after, part), getattr(before, part), f"{part}{{}} of prepare", BEFORE, hint=hint)
     steps = rollout.action.shape
     expected = f"an array of shape [{steps[0]}, {steps[1]}, ...]"
-    for path, leaf in refused(samples, lambda x: is_array(x) and jnp.shape(x)[:2] == steps).items():
+    for path, leaf in leaves_failing(lambda x: is_array_like(x) and jnp.shape(x)[:2] == steps, samples).items():
         raise InterfaceError(f"samples{path} of prepare", leaf, expected)
-    return strongly_typed(after), samples, as_floats(metrics)
+    return strongly_typed(after), samples, as_floats(metrics, "prepare")
 
 
 def check_loss(returned: Any) -> tuple[jax.Array, Metrics]:
-    """What `loss` returned: the loss, and the metrics as floats.
+    """What `loss` returned: the loss and the metrics as floats, float32 or wider.
 
     Raises:
         InterfaceError: it is no pair; the loss is not a single float; or `as_floats` refuses a metric.
     """
     require_interface(is_tuple_of(2, returned), "loss", described(returned), "a pair: the loss, and metrics")
     loss, metrics = returned
-    is_single = is_array(loss) and jnp.shape(loss) == () and jnp.issubdtype(jnp.result_type(loss), jnp.floating)
+    is_single = (
+        is_array_like(loss) and jnp.shape(loss) == () and jnp.issubdtype(jnp.result_type(loss), jnp.floating)
+    )
     require_interface(is_single, "loss", described(loss), "a single float, such as batch.mean(x)")
-    return loss, as_floats(metrics)
+    return as_float(loss), as_floats(metrics, "loss")
 
 
 def strongly_typed(tree: Any) -> Any:
@@ -108,52 +106,88 @@ def shapes_and_types(tree: Any) -> dict[str, str]:
     return {path: described(leaf) for path, leaf in leaves_by_path(tree).items()}
 
 
-def refused(tree: Any, accepts: Callable[[Any], bool]) -> dict[str, str]:
-    """The leaves that a function does not accept, by their paths, as `described`."""
-    return {path: described(leaf) for path, leaf in leaves_by_path(tree).items() if not accepts(leaf)}
+def leaves_failing(check: Callable[[Any], bool], tree: Any) -> dict[str, str]:
+    """The leaves for which a check is false, by their paths, as `described`."""
+    return {path: described(leaf) for path, leaf in leaves_by_path(tree).items() if not check(leaf)}
 
 
-def is_trainable(x: Any) -> bool:
-    return is_array(x) and bool(jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+BEFORE = "as in the state before"
+"""Why a state has to have a certain form, in messages."""
+
+
+def check_same_form(
+    got: Any, expected: Any, name: str, why: str, *, form: Callable[[Any], str] = described, hint: str = ""
+) -> None:
+    """Raises `InterfaceError` unless two trees have leaves of the same form at the same paths.
+
+    Args:
+        name: of a leaf, with `{}` in place of its path, such as `state{} of optimizer.update`.
+        why: why it should have that form.
+        form: the form of a leaf; by default its shape and type.
+    """
+    forms_got, forms_expected = (
+        {path: form(leaf) for path, leaf in leaves_by_path(tree).items()} for tree in (got, expected)
+    )
+    for path in forms_expected | forms_got:
+        found, wanted = forms_got.get(path, "nothing"), forms_expected.get(path, "nothing")
+        require_interface(found == wanted, name.format(path), found, f"{wanted}, {why}", hint)
+    # Containers may still differ, as a list from a tuple.
+    found, wanted = jax.tree.structure(got), jax.tree.structure(expected)
+    require_interface(found == wanted, name.format(""), found, f"the structure {wanted}, {why}", hint)
+
+
+def shape_alone(x: Any) -> str:
+    """The shape of a leaf, such as `[3, 4]`; of anything but an array, its class."""
+    return str(list(jnp.shape(x))) if is_array_like(x) else described(x)
 
 
 def can_be_kept(x: Any) -> bool:
-    return is_array(x) and not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
+    return is_array_like(x) and not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key)
 
 
 def is_number(x: Any) -> bool:
     """Whether x is an array of real numbers or of bools."""
-    return is_array(x) and any(jnp.issubdtype(jnp.result_type(x), kind) for kind in REAL)
+    return is_array_like(x) and any(jnp.issubdtype(jnp.result_type(x), kind) for kind in REAL)
 
 
 def is_tuple_of(length: int, x: Any) -> bool:
     return isinstance(x, tuple) and len(x) == length
 
 
-def as_floats(metrics: Metrics) -> Metrics:
-    """The metrics of one function as float32, the type of their means over gradient steps. float64 stays.
+def as_floats(metrics: Metrics, function: str) -> Metrics:
+    """The metrics of a function, as `as_float`, the type of their means over gradient steps.
+
+    Args:
+        function: its name, `prepare` or `loss`.
 
     Raises:
         InterfaceError: they are no dict; or a metric is not a single number, or its name is no string or is one of
             `OWN_METRICS`.
     """
     expected = "a dict: name -> a single number"
-    require_interface(isinstance(metrics, dict), "metrics", type(metrics).__name__, expected)
+    require_interface(isinstance(metrics, dict), f"metrics of {function}", described(metrics), expected)
     for name, value in metrics.items():
-        require_interface(isinstance(name, str), "metric", name, "a string as its name")
-        expected = "a single number, such as batch.mean(x)"
-        require_interface(is_number(value), "metric", name, expected, f"it is {value!r}")
-        shape = jnp.shape(value)
-        require_interface(shape == (), "metric", name, expected, f"its shape is {shape}")
+        require_interface(isinstance(name, str), f"name of a metric of {function}", name, "a string")
+        is_single = is_number(value) and jnp.shape(value) == ()
+        expected = (
+            "a single number, such as the mean of x over the samples: mean(x) in prepare, batch.mean(x) in loss"
+        )
+        require_interface(is_single, f"metric {name} of {function}", described(value), expected)
     check_names(metrics.keys(), OWN_METRICS)
-    types = {name: jnp.promote_types(jnp.result_type(value), jnp.float32) for name, value in metrics.items()}
-    return {name: jnp.asarray(value, types[name]) for name, value in metrics.items()}
+    return {name: as_float(value) for name, value in metrics.items()}
+
+
+def as_float(x: Any) -> jax.Array:
+    """A number as float32. float64 stays."""
+    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
 
 
 def check_names(names: Set[str], taken: Set[str]) -> None:
     """Raises `InterfaceError` if another metric of the update already has one of the names."""
     for name in sorted(names & taken):
-        raise InterfaceError("metric", name, "another name: the update already has a metric of this name")
+        raise InterfaceError(
+            "name of a metric", name, "another name: the update already has a metric of this name"
+        )
 
 
 REFUSED_OPTIMIZER_STATES = {
@@ -177,7 +211,7 @@ def check_optimizer(optimizer: Any) -> None:
 
 def check_optimizer_state(opt_state: optax.OptState) -> None:
     """Raises `InterfaceError` if a leaf of the state is no array, or a part is in `REFUSED_OPTIMIZER_STATES`."""
-    for path, leaf in refused(opt_state, is_array).items():
+    for path, leaf in leaves_failing(is_array_like, opt_state).items():
         raise InterfaceError(f"state{path} of optimizer", leaf, "an array or a number")
     for types, expected in REFUSED_OPTIMIZER_STATES.items():
         parts = jax.tree.leaves(opt_state, is_leaf=lambda part, types=types: isinstance(part, types))
@@ -192,16 +226,12 @@ def check_optimizer_step(before: TrainState, returned: Any) -> tuple[Any, optax.
         before: the state before this gradient step.
 
     Raises:
-        InterfaceError: it is no pair; the changes are no tree like the parameters; or an array of the state has
-            another shape, type or path in the tree than before.
+        InterfaceError: it is no pair; a change has another shape or path in the tree than its parameter; or an
+            array of the state has another shape, type or path in the tree than before.
     """
     name = "optimizer.update"
     require_interface(is_tuple_of(2, returned), name, described(returned), "a pair: updates, and the state")
     updates, opt_state = returned
-    structure, expected = jax.tree.structure(updates), jax.tree.structure(before.params)
-    require_interface(structure == expected, f"updates of {name}", structure, f"the structure {expected}")
-    old, new = shapes_and_types(before.opt_state), shapes_and_types(opt_state)
-    for path in old | new:
-        got, expected = new.get(path, "nothing"), old.get(path, "nothing")
-        require_interface(got == expected, f"state{path} of {name}", got, f"{expected}, as in the state before")
+    check_same_form(updates, before.params, f"updates{{}} of {name}", "as in the parameters", form=shape_alone)
+    check_same_form(opt_state, before.opt_state, f"state{{}} of {name}", BEFORE)
     return updates, opt_state

@@ -1,7 +1,7 @@
 """Pure functions of a network: its module, its first parameters, its memory and its outputs, which are checked.
 
-`network_interface.py` says what a network is. A network that breaks a rule of it is
-an `InterfaceError`, which says what is expected.
+`network_interface.py` says what a network is. A network that breaks a rule of it is an `InterfaceError`, which
+says what is expected.
 """
 
 from inspect import signature
@@ -53,7 +53,8 @@ def init_params(module: nn.Module, key: jax.Array) -> Any:
     """The first parameters, float32; the same in every form of the network.
 
     Raises:
-        InterfaceError: the network has no parameters, or other variables than these.
+        InterfaceError: the network has no parameters, other variables than these, or a parameter that is not
+            float32 or wider.
     """
     variables = module.init(key, *_inputs(module, empty_observation(module)))
     others = ", ".join(sorted(set(variables) - {"params"}))
@@ -61,6 +62,10 @@ def init_params(module: nn.Module, key: jax.Array) -> Any:
     name = type(module).__name__
     require_interface(not others, "network", name, PARAMETERS_ALONE, hint)
     require_interface("params" in variables, "network", name, PARAMETERS_ALONE, "no layer of it has been called")
+    for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
+        parameter = f"parameter {jax.tree_util.keystr(path)} of network {name}"
+        hint = "the type of the arithmetic is the `dtype` of a layer, and not its `param_dtype`"
+        require_interface(is_precise(leaf), parameter, described(leaf), "float32", hint)
     return variables["params"]
 
 
@@ -107,13 +112,13 @@ def initial_carry(module: Any, num_envs: int) -> Any:
     if not _is_recurrent_module(module):
         return ()
     carry = module.initial_carry(num_envs)
-    expected = "an initial_carry of one array or more; a network without a memory has no such method"
-    name = type(module).__name__
-    require_interface(is_recurrent(carry), "network", name, expected, f"it returns {carry}")
+    name = f"initial_carry of network {type(module).__name__}"
+    hint = "a network without a memory has no such method"
+    require_interface(is_recurrent(carry), name, carry, "one array or more", hint)
     for memory in jax.tree.leaves(carry):
-        fits = is_array(memory) and jnp.shape(memory)[:1] == (num_envs,)
-        expected = f"an initial_carry with one row per environment, of shape [{num_envs}, ...]"
-        require_interface(fits, "network", name, expected, f"it returns {described(memory)}")
+        fits = is_array_like(memory) and jnp.shape(memory)[:1] == (num_envs,)
+        expected = f"arrays with one row per environment, of shape [{num_envs}, ...]"
+        require_interface(fits, name, described(memory), expected)
     return carry
 
 
@@ -133,43 +138,34 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
             precision of float32; the features, or an array of `extra`, do not have one row per sample; or the
             carry has other shapes or types than that of the observation.
     """
-    name = type(module).__name__
+    of_network = f"of network {type(module).__name__}"
     samples = observation.stacks.shape[0]
     if not isinstance(returned, Outputs):
-        pair = isinstance(returned, tuple) and len(returned) == 2
-        got = f"{len(returned)} values" if isinstance(returned, tuple) else described(returned)
+        is_pair = isinstance(returned, tuple) and len(returned) == 2
         expected = "Outputs, as in Outputs(logits, value, features=x), or the pair of logits and value"
-        require_interface(pair, "network", name, expected, f"it returns {got}")
+        require_interface(is_pair, f"outputs {of_network}", described(returned), expected)
         returned = Outputs(*returned)
     shapes = {"logits": (samples, module.num_actions), "value": (samples,)}
     for field, shape in shapes.items():
         output = getattr(returned, field)
-        hint = ", such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
-        expected = f"{field} of shape {_text(shape)}{hint}"
-        require_interface(is_array(output), "network", name, expected, f"it is {described(output)}")
-        got, dtype = jnp.shape(output), jnp.result_type(output)
-        require_interface(got == shape, "network", name, expected, f"its shape is {_text(got)}")
-        is_precise = jnp.issubdtype(dtype, jnp.floating) and jnp.promote_types(dtype, jnp.float32) == dtype
-        expected = f"{field} in float32: heads compute in float32, whatever the `dtype` of the torso"
-        require_interface(is_precise, "network", name, expected, f"it is {dtype}")
+        name, got, expected = f"{field} {of_network}", described(output), f"float32{_text(shape)}"
+        hint = "such as nn.Dense(1)(x)[:, 0]" if field == "value" else ""
+        require_interface(is_array_like(output) and jnp.shape(output) == shape, name, got, expected, hint)
+        hint = "heads compute in float32, whatever the `dtype` of the torso"
+        require_interface(is_precise(output), name, got, expected, hint)
     for field in ("features", "extra"):
-        for output in jax.tree.leaves(getattr(returned, field)):
-            expected = f"{field} with one row per sample, of shape [{samples}, ...]"
-            require_interface(is_array(output), "network", name, expected, f"it is {described(output)}")
-            shape = jnp.shape(output)
-            require_interface(shape[:1] == (samples,), "network", name, expected, f"its shape is {_text(shape)}")
+        for path, output in jax.tree_util.tree_leaves_with_path(getattr(returned, field)):
+            name = f"{field}{jax.tree_util.keystr(path)} {of_network}"
+            fits = is_array_like(output) and jnp.shape(output)[:1] == (samples,)
+            expected = f"one row per sample, of shape [{samples}, ...]"
+            require_interface(fits, name, described(output), expected)
+    given, got = (jax.tree.map(described, carry) for carry in (observation.carry, returned.carry))
     if _is_recurrent_module(module):
-        given, got = (jax.tree.map(described, carry) for carry in (observation.carry, returned.carry))
-        require_interface(
-            got == given,
-            "network",
-            name,
-            f"a carry of the shapes and types that it is given, {given}",
-            f"it is {got}",
-        )
+        expected = f"{given}, the shapes and types of the carry that it is given"
+        require_interface(got == given, f"carry {of_network}", got, expected)
     else:
-        expected = "no carry: a network with a memory has a method initial_carry"
-        require_interface(not is_recurrent(returned.carry), "network", name, expected)
+        hint = "a network with a memory has a method initial_carry"
+        require_interface(not is_recurrent(returned.carry), f"carry {of_network}", got, "none", hint)
     return returned
 
 
@@ -177,11 +173,19 @@ def described(x: Any) -> str:
     """A value in messages: `float32[64]` for an array, `(TrainState, dict)` for a tuple, else its class."""
     if type(x) is tuple:
         return f"({', '.join(map(described, x))})"
-    return f"{jnp.result_type(x)}{_text(jnp.shape(x))}" if is_array(x) else type(x).__name__
+    return f"{jnp.result_type(x)}{_text(jnp.shape(x))}" if is_array_like(x) else type(x).__name__
 
 
-def is_array(x: Any) -> bool:
-    """Whether JAX can compute with x: an array, a tracer or a number."""
+def is_precise(x: Any) -> bool:
+    """Whether x is an array or a number of floats, float32 or wider."""
+    if not is_array_like(x):
+        return False
+    dtype = jnp.result_type(x)
+    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.promote_types(dtype, jnp.float32) == dtype
+
+
+def is_array_like(x: Any) -> bool:
+    """Whether JAX can make an array of x: an array, a tracer, a random key or a number."""
     try:
         jax.typeof(x)
     except TypeError:

@@ -166,7 +166,7 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
     logits, value = outputs.logits, outputs.value
     samples = batch.samples
     mean = batch.mean
-    check_shapes(outputs, batch)
+    check_shapes(outputs, batch, options)
     advantage = samples.advantage
     if options.normalize_advantages:
         advantage = mean.normalize(advantage, options.unbiased_std)
@@ -194,24 +194,20 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
     }
 
 
-def check_shapes(outputs: Outputs, batch: Minibatch) -> None:
+def check_shapes(outputs: Outputs, batch: Minibatch, options: PPOConfig) -> None:
     """Raises `InterfaceError` unless outputs and samples have one row per sample.
 
     A value [N, 1] minus a target [N] would be [N, N].
     """
     samples, (size,) = batch.samples, batch.mean.weight.shape
     shape, where = jnp.shape(outputs.logits), "in ppo_loss_of_outputs"
-    for name in ("action", "advantage", "target"):
+    needed = [name for name in Samples._fields if name != "value" or options.clip_value_loss]
+    for name in needed:
         expected = "ppo.Samples: of samples of your own, pass on the part of PPO, batch._replace(samples=...)"
         require_interface(hasattr(samples, name), f"samples {where}", type(samples).__name__, expected)
     is_table = len(shape) == 2 and shape[0] == size
     require_interface(is_table, f"shape of logits {where}", list(shape), f"[{size}, number of actions]")
-    numbers = {
-        "value": outputs.value,
-        "samples.action": samples.action,
-        "samples.advantage": samples.advantage,
-        "samples.target": samples.target,
-    }
+    numbers = {"value": outputs.value} | {f"samples.{name}": getattr(samples, name) for name in needed}
     for name, x in numbers.items():
         shape, expected = jnp.shape(x), f"[{size}], one number per sample"
         require_interface(shape == (size,), f"shape of {name} {where}", list(shape), expected)

@@ -4,6 +4,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from collections import namedtuple
 from functools import partial
 from typing import Any
 
@@ -290,14 +291,14 @@ def test_a_metric_is_a_single_number(part):
         *results, metrics = getattr(PPO, part)(*arguments)
         return *results, metrics | {"advantages": jnp.zeros(3)}
 
-    with pytest.raises(InterfaceError, match=r"metric = 'advantages': expected a single .* shape is \(3,\)"):
+    with pytest.raises(InterfaceError, match=rf"metric advantages of {part} = 'float32\[3\]': expected a single"):
         updated(PPO._replace(**{part: with_a_vector}))
 
     def with_a_tree(*arguments):
         *results, metrics = getattr(PPO, part)(*arguments)
         return *results, metrics | {"advantages": {"mean": jnp.zeros(())}}
 
-    with pytest.raises(InterfaceError, match=r"metric = 'advantages': expected a single .* it is \{'mean'"):
+    with pytest.raises(InterfaceError, match=f"metric advantages of {part} = 'dict': expected a single"):
         updated(PPO._replace(**{part: with_a_tree}))
 
 
@@ -320,7 +321,7 @@ def test_a_metric_of_the_loss_has_a_name_of_its_own(name):
         value, metrics = ppo_loss(*arguments)
         return value, metrics | {name: value}
 
-    with pytest.raises(InterfaceError, match=f"metric = '{name}': expected another name"):
+    with pytest.raises(InterfaceError, match=f"name of a metric = '{name}': expected another name"):
         updated(PPO._replace(loss=loss))
 
 
@@ -366,7 +367,7 @@ def test_a_metric_is_a_real_number(value):
         loss, metrics = ppo_loss(*arguments)
         return loss, metrics | {"own": jnp.asarray(value)}
 
-    with pytest.raises(InterfaceError, match="metric = 'own': expected a single number"):
+    with pytest.raises(InterfaceError, match=r"metric own of loss = .*: expected a single number"):
         updated(PPO._replace(loss=loss))
 
 
@@ -379,6 +380,44 @@ def test_samples_around_those_of_ppo_are_no_samples_of_its_loss():
 
     with pytest.raises(InterfaceError, match=r"samples in ppo_loss_of_outputs = 'dict': expected ppo\.Samples: "):
         updated(PPO._replace(prepare=prepare))
+
+
+@pytest.mark.parametrize("name", ["log_prob", "value"])
+def test_every_sample_of_the_loss_of_ppo_is_a_number(name):
+    """A column was an error that advised to sum it, and a field that is missing an `AttributeError`."""
+
+    def prepare(change, *arguments):
+        state, samples, metrics = ppo_prepare(*arguments)
+        return state, change(samples), metrics
+
+    def column(samples):
+        return samples._replace(**{name: getattr(samples, name)[..., None]})
+
+    size = CONFIG.minibatch_size
+    message = (
+        f"shape of samples.{name} in ppo_loss_of_outputs = [{size}, 1]: expected [{size}], one number per sample"
+    )
+    with pytest.raises(InterfaceError, match=re.escape(message)):
+        updated(PPO._replace(prepare=partial(prepare, column)))
+
+    def without(samples):
+        fields = samples._asdict()
+        del fields[name]
+        return namedtuple("Own", fields)(**fields)
+
+    with pytest.raises(InterfaceError, match=r"samples in ppo_loss_of_outputs = 'Own': expected ppo\.Samples: "):
+        updated(PPO._replace(prepare=partial(prepare, without)))
+
+
+def test_a_loss_in_bfloat16_is_a_metric_in_float32():
+    """It was the only metric that stayed in bfloat16."""
+
+    def loss(*arguments):
+        loss, metrics = ppo_loss(*arguments)
+        return loss.astype(jnp.bfloat16), metrics
+
+    _, _, metrics = updated(PPO._replace(loss=loss))
+    assert {metric.dtype for metric in metrics.values()} == {jnp.dtype("float32")}
 
 
 def test_what_code_returns_is_no_error_of_the_config():
@@ -406,9 +445,9 @@ def test_a_loss_of_each_sample():
         (lambda loss, metrics: None, "loss = 'NoneType': expected a pair: the loss, and metrics"),
         (lambda loss, metrics: (None, metrics), "loss = 'NoneType': expected a single float"),
         (lambda loss, metrics: (1, metrics), r"loss = 'int32\[\]': expected a single float"),
-        (lambda loss, metrics: (loss, []), "metrics = 'list': expected a dict"),
-        (lambda loss, metrics: (loss, {3: loss}), "metric = 3: expected a string as its name"),
-        (lambda loss, metrics: (loss, {"name": "text"}), "metric = 'name': expected a single number, .* 'text'"),
+        (lambda loss, metrics: (loss, []), "metrics of loss = 'list': expected a dict"),
+        (lambda loss, metrics: (loss, {3: loss}), "name of a metric of loss = 3: expected a string"),
+        (lambda loss, metrics: (loss, {"name": "text"}), "metric name of loss = 'str': expected a single number"),
     ],
 )
 def test_a_loss_that_returns_something_else(change, message):
@@ -467,8 +506,13 @@ def test_a_state_of_another_shape_or_type(extra, message):
             r"extra\['key'\] of init = 'key<fry>\[\]': expected .*no random key",
         ),
         (lambda params, key: (params, {"a": "float32"}), r"extra\['a'\] of init = 'str': expected an array or a "),
-        (lambda params, key: ({**params, "a": jnp.arange(3)}, ()), r"\['a'\] of init = 'int32\[3\]': .* floats; "),
-        (lambda params, key: ({**params, "a": "text"}, ()), r"params\['a'\] of init = 'str': .* floats; "),
+        (lambda params, key: ({**params, "a": jnp.arange(3)}, ()), r"\['a'\] of init = 'int32\[3\]': .* floats, "),
+        (lambda params, key: ({**params, "a": "text"}, ()), r"params\['a'\] of init = 'str': .* floats, float32 "),
+        (
+            lambda params, key: ({**params, "a": jnp.ones(3, jnp.bfloat16)}, ()),
+            r"init = 'bfloat16\[3\]': .* floats, ",
+        ),
+        (lambda params, key: ({**params, "a": jnp.ones(3) * 1j}, ()), r"init = 'complex64\[3\]': .* floats, "),
     ],
 )
 def test_an_init_that_returns_something_else(init, message):
@@ -861,7 +905,7 @@ def games_won(name, seed, updates=80):
 
 
 def test_a_network_whose_parameters_are_called_as_those_of_rnd():
-    with pytest.raises(InterfaceError, match="parameters of the network = 'rnd': expected another name"):
+    with pytest.raises(InterfaceError, match="name of a parameter of the network = 'rnd': expected another name"):
         init_train_state({"rnd": jnp.zeros(3)}, CONFIG, ALGORITHMS.get("rnd"), KEY)
 
 
@@ -912,14 +956,33 @@ def test_options_can_be_arguments_of_a_compiled_function_wherever_they_come_from
             "state['name'] of optimizer = 'str': expected",
         ),
         (lambda params: (), lambda g, s: g, "optimizer.update = 'dict': expected a pair: updates, and the state"),
-        (lambda params: (), lambda g, s: (jax.tree.leaves(g), s), "updates of optimizer.update = PyTreeDef([*"),
+        (
+            lambda params: (),
+            lambda g, s: (jax.tree.leaves(g), s),
+            "updates['dense']['bias'] of optimizer.update = 'nothing': expected [32], as in the parameters",
+        ),
+        (
+            lambda params: (),
+            lambda g, s: (jax.tree.map(lambda x: x[None], g), s),
+            "updates['dense']['bias'] of optimizer.update = '[1, 32]': expected [32], as in the parameters",
+        ),
+        (
+            lambda params: (),
+            lambda g, s: (jax.tree.map(jnp.sum, g), s),
+            "updates['dense']['bias'] of optimizer.update = '[]': expected [32], as in the parameters",
+        ),
+        (
+            lambda params: (jnp.int32(0),),
+            lambda g, s: (g, [*s]),
+            "state of optimizer.update = PyTreeDef([*]): expected the structure PyTreeDef((*,)), as in the state",
+        ),
         (
             lambda params: jnp.int32(0),
             lambda g, s: (g, s + 0.5),
             "state of optimizer.update = 'float32[]': expected int32[], as in the state before",
         ),
     ],
-    ids=["a text in the state", "no pair", "another tree", "another type"],
+    ids=["a text in the state", "no pair", "another tree", "another axis", "sums", "a list", "another type"],
 )
 def test_an_optimiser_of_ones_own_that_steps_wrongly(init, step, message):
     """These were errors of JAX and of optax."""

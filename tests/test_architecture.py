@@ -166,8 +166,10 @@ def test_the_algorithm_does_no_input_or_output(module):
         "contextvars",
         "dataclasses",
         "functools",
+        "inspect",
         "itertools",
         "math",
+        "types",
         "typing",
     }
     assert outer <= standard | {"chex", "flax", "jax", "numpy", "optax"}

@@ -78,7 +78,7 @@ class RNDSamples(NamedTuple):
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
     """`Algorithm.init`: adds the predictor to the parameters as `rnd`, and draws the target."""
     expected = "another name: this one is the predictor's"
-    require_interface("rnd" not in params, "parameters of the network", "rnd", expected)
+    require_interface("rnd" not in params, "name of a parameter of the network", "rnd", expected)
     pixels = jnp.zeros((1, PIXELS))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
     nothing = Statistics(jnp.zeros((), jnp.int32), jnp.zeros(PIXELS), jnp.zeros(PIXELS), jnp.zeros(()))
