@@ -789,13 +789,14 @@ from functools import partial
 from pathlib import Path
 from jaxrl_atari.config import Config, DevicesConfig
 from jaxrl_atari.trials.launch import Job
-from jaxrl_atari.trials.ray_cluster import set_up_ray
+from jaxrl_atari.trials.ray_cluster import check_cluster, set_ray_variables
 from jaxrl_atari.trials.resources import ResourcesConfig
 import small_sessions
 
 folder = Path(sys.argv[1])
 cluster = {"address": "", "devices": DevicesConfig(gpu=False), "resources": ResourcesConfig()}
-set_up_ray(**cluster)
+check_cluster(**cluster)
+set_ray_variables(cluster["address"])
 from jaxrl_atari.trials.ray_tasks import RayTask, run_on_ray, run_tasks  # imports Ray
 """
 

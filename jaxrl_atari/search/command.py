@@ -41,7 +41,7 @@ from jaxrl_atari.search.study import (
 )
 from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Failure
-from jaxrl_atari.trials.ray_cluster import set_up_ray
+from jaxrl_atari.trials.ray_cluster import check_cluster, set_ray_variables
 
 CHANGEABLE_OPTIONS = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
 """Options that may change when a search is resumed."""
@@ -121,7 +121,7 @@ def run_search(options: Options, before: Options | None) -> Path:
     """
     config = options.config
     search = options.search
-    set_up_ray(search.address, config.devices, search.resources)  # its errors come before anything is created
+    check_cluster(search.address, config.devices, search.resources)  # before anything is created
     env = config.env
     check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
     is_new = before is None
@@ -195,7 +195,8 @@ def _train_trials(
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # here, after `set_up_ray`: it imports Ray
+    set_ray_variables(search.address)
+    from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # here, because it imports Ray
 
     for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts

@@ -10,7 +10,7 @@ from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.trials.launch import Job, OnEnd
 from jaxrl_atari.trials.processes import run_processes
-from jaxrl_atari.trials.ray_cluster import set_up_ray
+from jaxrl_atari.trials.ray_cluster import check_cluster, set_ray_variables
 from jaxrl_atari.trials.resources import ResourcesConfig
 from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
 from jaxrl_atari.trials.slots import plan_slots
@@ -32,7 +32,7 @@ def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -
     for setting in plan.settings:
         check_names_and_minibatches(setting.config)
     if address:
-        set_up_ray(address, plan.config.devices, resources)
+        check_cluster(address, plan.config.devices, resources)
     else:
         plan_slots(plan.config, plan.total_sessions)  # raises `ConfigError`
 
@@ -76,6 +76,7 @@ def train_jobs(
         slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
         run_processes(jobs, train_job, on_end, slots=slots, parallel=parallel)
         return
+    set_ray_variables(address)
     from jaxrl_atari.trials.ray_tasks import run_on_ray  # here, because it imports Ray
 
     devices = plan.config.devices

@@ -33,8 +33,13 @@ RAY_VARIABLES = {
 OBJECT_STORE_BYTES = 100 * 2**20  # small, because nothing large passes through Ray's object store
 
 
-def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> None:
-    """Sets Ray's environment variables, and checks that tasks can be run.
+def check_cluster(address: str, devices: DevicesConfig, resources: ResourcesConfig) -> None:
+    """Checks that tasks can be run on a Ray cluster, without importing Ray.
+
+    Args:
+        address: address of a cluster that runs already; empty: this machine alone.
+        devices: devices of the config.
+        resources: the resources that the user asks for.
 
     Raises:
         UserError: Ray is not installed, or nothing answers at `address`. `connected` looks up `auto`.
@@ -54,9 +59,6 @@ def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig)
     if not address:
         if choose_devices(devices).learner and resources.gpu:
             check_gpus(resources, devices)
-        # Ray runs any code that it is sent. So it listens on the loopback interface only, and asks for a token.
-        os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     elif address != "auto":
         host, _, port = address.rpartition(":")
         is_port = port.isdecimal() and int(port) < 2**16
@@ -65,7 +67,19 @@ def set_up_ray(address: str, devices: DevicesConfig, resources: ResourcesConfig)
             socket.create_connection((host, int(port)), timeout=10).close()
         except OSError as error:
             raise UserError(f"address {address}: {reason(error)}; expected HOST:PORT of a `ray start`") from error
+
+
+def set_ray_variables(address: str) -> None:
+    """Sets the environment variables that Ray reads, some of them when it is imported.
+
+    Args:
+        address: address of a cluster that runs already; empty: this machine alone.
+    """
     os.environ.update(RAY_VARIABLES)
+    if not address:
+        # Ray runs any code that it is sent. So it listens on the loopback interface only, and asks for a token.
+        os.environ |= {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "token"}
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 
 @contextlib.contextmanager
@@ -130,7 +144,7 @@ def connected(
     Raises:
         UserError: the cluster cannot be used, or a task needs more than any machine has.
     """
-    import ray  # after `set_up_ray`, because Ray reads its environment variables at import
+    import ray  # after `set_ray_variables`
 
     # Ray starts in a thread, because in the main thread it would handle the signals.
     with started_cluster(address, devices) as cluster_address, ThreadPool(1) as thread:

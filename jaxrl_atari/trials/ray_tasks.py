@@ -1,7 +1,7 @@
 """Tasks on a Ray cluster: sessions of a suite, or trials of a search, each in a process of its own.
 
 `run_tasks` runs them, and `run_on_ray` is the launcher that makes a task of each job. Import this module after
-`ray_cluster.set_up_ray`, which sets Ray's environment variables.
+`ray_cluster.set_ray_variables`, because it imports Ray.
 """
 
 import math
