@@ -417,6 +417,16 @@ def test_late_reports_of_failed_saves_are_dropped_until_a_save_succeeds(tmp_path
     assert late_log(one_of_ours) == 1
 
 
+def test_a_checkpoint_stays_if_the_one_that_replaces_it_cannot_be_written(session, monkeypatch):
+    before = sorted(path.name for path in (session / "checkpoints").iterdir())
+    with monkeypatch.context() as disk:
+        disk.setattr(checkpoints, "write_checkpoint", lambda *_: os.close(-1))
+        with pytest.raises(UserError, match="checkpoints/20: the checkpoint could not be written"):
+            save(Checkpoints(session), 20, 6.0)
+    assert sorted(path.name for path in (session / "checkpoints").iterdir()) == before
+    assert newest(session).env_steps == 20
+
+
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "checkpoints").write_text("a file of that name")
     with pytest.raises(UserError, match="checkpoints/10: the checkpoint could not be written"):

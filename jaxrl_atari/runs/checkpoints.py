@@ -303,16 +303,21 @@ class Checkpoints:
             "score": None if return_mean is None or math.isnan(return_mean) else return_mean,
         }  # fmt: skip
         meta["checksum"] = meta_digest(meta)
+        replaced = None
         try:
             self._remove_leftovers()
             if path.is_dir():
-                aside = self.set_aside(env_steps, "replaced")
-                self._say(f"{path}: was there already; it is now {aside}")
+                replaced = self.set_aside(env_steps, "replaced")
             with without_late_reports():
                 write_checkpoint(path, host, meta, chunk_bytes)
             show_late_reports()  # by now, those of an earlier failure have come
         except Exception as error:  # orbax and the file system raise many types
+            if replaced is not None and not path.exists():  # a resume is to find it
+                with contextlib.suppress(OSError):
+                    replaced.rename(path)
             raise UserError(f"{path}: the checkpoint could not be written ({reason(error)}); {advice}") from error
+        if replaced is not None:
+            self._say(f"{path}: was there already; it is now {replaced}")
         self._remove_old()
         return digests
 
