@@ -62,9 +62,12 @@ class Rollout(NamedTuple):
 class Shard:
     """One device's part of the data if several devices share them; by default, all data."""
 
-    index: jax.typing.ArrayLike = 0  # number of this device
-    count: int = 1  # number of devices
-    sum_over_devices: Callable[[Any], Any] = lambda tree: tree  # tree of arrays -> its sum over all devices
+    index: jax.typing.ArrayLike = 0
+    """Number of this device."""
+    count: int = 1
+    """Number of devices."""
+    sum_over_devices: Callable[[Any], Any] = lambda tree: tree
+    """Tree of arrays -> its sum over all devices."""
 
 
 ONE_DEVICE = Shard()
@@ -213,8 +216,8 @@ class Algorithm(NamedTuple):
     """`init(params, key) -> params, extra`: called once, before the first update.
 
     It gets the parameters of the network. It returns all parameters that the loss trains, which are arrays of
-    floats, and `TrainState.extra`. The parameters of the network keep their names, because the policy is loaded by
-    these names. `extra` holds no random keys, because `prepare` and `loss` get new ones.
+    floats, float32 or wider, and `TrainState.extra`. The parameters of the network keep their names, because the
+    policy is loaded by these names. `extra` holds no random keys, because `prepare` and `loss` get new ones.
 
     Replace it for a second network, or for statistics that are kept between updates.
     """

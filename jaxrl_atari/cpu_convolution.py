@@ -226,9 +226,9 @@ def side_by_side(words: jax.Array, width: int) -> jax.Array:
     Args:
         words: the image as `as_words` views it. The result is no longer in words.
     """
-    w = words.shape[2] - width + 1
-    pixels = jnp.stack([words[:, :, j : j + w] for j in range(width)], axis=-2)  # rule "stack"
-    return from_words(pixels.reshape(*words.shape[:2], w, -1))
+    columns = words.shape[2] - width + 1
+    pixels = jnp.stack([words[:, :, j : j + columns] for j in range(width)], axis=-2)  # rule "stack"
+    return from_words(pixels.reshape(*words.shape[:2], columns, -1))
 
 
 def as_words(x: jax.Array) -> jax.Array:

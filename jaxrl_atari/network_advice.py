@@ -58,11 +58,11 @@ def modules_called(module: nn.Module) -> list[tuple[str, type[nn.Module]]]:
     """
     found: dict[tuple[str, type[nn.Module]], None] = {}  # a set that keeps the order
 
-    def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+    def record_call(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         if context.method_name == "__call__":
             found["/".join(context.module.path), type(context.module)] = None
         return call(*args, **kwargs)
 
-    with nn.intercept_methods(note):
+    with nn.intercept_methods(record_call):
         jax.eval_shape(partial(init_params, module), jax.random.key(0))
     return list(found)

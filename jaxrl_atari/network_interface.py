@@ -75,12 +75,18 @@ def is_recurrent(carry: Any) -> bool:
 class Network(NamedTuple):
     """A network as the rest of the package knows it: pure functions that suit the devices which compute it."""
 
-    init: Callable[[jax.Array], Any]  # key -> its first parameters, as `init_params` makes them
+    init: Callable[[jax.Array], Any]
+    """Key -> its first parameters, as `init_params` makes them."""
     apply: Apply
-    layout: FrameLayout  # how frames are stored: `Observation.stacks` is uint8 [N, H, W, 4 * C]
-    for_acting: Callable[[Any], Any]  # params -> params that `apply` reads faster: for acting, not for learning
-    dtype: Any  # type of the torso's arithmetic
-    initial_carry: Callable[[int], Any] = lambda num_envs: ()  # memory before the first game, [num_envs, ...]
+    """Parameters, observation -> outputs."""
+    layout: FrameLayout
+    """How frames are stored: `Observation.stacks` is uint8 [N, H, W, 4 * C]."""
+    for_acting: Callable[[Any], Any]
+    """Parameters -> parameters that `apply` reads faster: for acting, not for learning."""
+    dtype: Any
+    """Type of the torso's arithmetic."""
+    initial_carry: Callable[[int], Any] = lambda num_envs: ()
+    """Number of environments -> the memory before their first game, [num_envs, ...]."""
 
 
 def register_network(name: str, network: Callable[..., nn.Module]) -> None:
