@@ -94,7 +94,8 @@ def config_source(config: Config, docstring: str) -> str:
     Args:
         docstring: the docstring of the file.
     """
-    return f'''"""{docstring}"""
+    text = docstring.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    return f'''"""{text}"""
 
 from jaxrl_atari.config import *
 

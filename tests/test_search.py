@@ -315,6 +315,21 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     assert not stopped(2, (8900, 0.0))  # its budget is spent
 
 
+def test_a_killed_trial_repeats_no_log_point_to_the_study(tmp_path, recwarn):
+    """It resumes from its newest checkpoint, so its writer gets some log points again."""
+    search = new_search(tmp_path, reduction=2)
+    config = Config(total_env_steps=9000, log=LogConfig(every_env_steps=100))
+    known = {}
+    for points in ((100, 200, 300), (100, 200, 300, 400)):
+        trial = start_trial(tmp_path, search, 0)
+        writer = StudyWriter(trial, config, known=known.keys())
+        for env_steps in points:
+            writer.write({"env_steps": env_steps, "return_ma": float(env_steps)})
+        known = open_study(tmp_path, search).trials[0].intermediate_values
+        assert known == {env_steps: float(env_steps) for env_steps in points}
+    assert not [warning for warning in recwarn if "already reported" in str(warning.message)]
+
+
 def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     config = load_config(tmp_path / "tiny.py")

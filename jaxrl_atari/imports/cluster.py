@@ -61,8 +61,8 @@ def import_sent(sent: Sequence[Code]) -> None:
             import_named([name if content is None else str(path)])
         except UserError as error:
             hint = ""
-            if is_alone:
+            if is_alone and isinstance(error.__cause__, ImportError | OSError):
                 hint = "; only this file was sent, so put it into a folder that all machines share"
-            elif isinstance(error.__cause__, ModuleNotFoundError):
+            elif content is None and isinstance(error.__cause__, ModuleNotFoundError):
                 hint = "; install it there"
             raise UserError(f"on {socket.gethostname()}: {error}{hint}") from error

@@ -44,7 +44,7 @@ def import_named(names: Sequence[str]) -> None:
     for name in names:
         is_file = name.endswith(".py") or os.sep in name
         # `Path.expanduser` raises an error for an unknown `~user`.
-        named = str(Path(os.path.expanduser(name)).absolute()) if is_file else name
+        named = os.path.abspath(os.path.expanduser(name)) if is_file else name
         _import(named)
         pass_to_children(named)  # only after the import: other processes need not try what has failed here
 

@@ -43,7 +43,7 @@ def errors_name_line(option: str, code: str | Path) -> Iterator[None]:
         hint = "fix the file"
         if isinstance(error, ImportError):
             hint += ", or install what it imports"
-        if isinstance(error, ModuleNotFoundError) and not lines:  # the module itself was not found
+        if isinstance(code, str) and not lines:  # the module itself was not found
             hint = "expected a module that can be imported, or the path of a Python file"
         raise UserError(f"{where}: {reason(error)}; {hint}") from error
 

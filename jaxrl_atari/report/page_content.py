@@ -19,7 +19,10 @@ class PageContent(NamedTuple):
 
 
 def settings_values(content: PageContent) -> dict[str, Any]:
-    """The values of settings.html: the config, the software and hardware, and what each resume has changed."""
+    """The values of settings.html: the config, the software and hardware, and what each resume has changed.
+
+    `comparison_note` is for the pages that show reference scores.
+    """
     config = content.config
     usual = flat(Config().to_dict())
     software = {name: content.description.get(name) for name in ("python", "versions", "git_revision", "hardware")}

@@ -30,7 +30,7 @@ COLOUR_OF = {"best": COLOURS[1], "finished": COLOURS[0], "stopped by ASHA": GREY
 
 
 def update_graphs(study: "optuna.Study", directory: Path) -> None:
-    """Draws the trials of a search, if the graphs are missing or show something else than the study has now."""
+    """Draws the trials of a search, if fields.svg is missing or shows something else than the study has now."""
     if not is_drawn(directory / "fields.svg", digest_of(read_trials(study))):
         draw_graphs(study, directory)
 

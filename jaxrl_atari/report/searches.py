@@ -108,8 +108,9 @@ def distribution_text(saved: Any) -> str:
     if not {"low", "high"} <= set(attributes):
         return str(saved)
     text = f"{_value_text(attributes['low'])} to {_value_text(attributes['high'])}"
-    if attributes.get("step") not in (None, 1):
-        text += f" in steps of {_value_text(attributes['step'])}"
+    step = attributes.get("step")
+    if step is not None and (step != 1 or isinstance(step, float)):  # whole numbers have steps of 1 by default
+        text += f" in steps of {_value_text(step)}"
     return f"{text}, logarithmic" if attributes.get("log") else text
 
 

@@ -191,7 +191,7 @@ class TrialSummary(TypedDict):
     planned_env_steps: int
     complete: bool  # whether every session has finished
     stopped: dict[str, dict[str, Any]]  # session that `stop` of `run_training` has ended -> `env_steps`, `reason`
-    common_env_steps: float | None  # where the log points of unfinished members are cut; None once they finished
+    common_env_steps: float | None  # where the log points of all members are cut; None once a session has finished
     score: float | None  # mean of `session_scores`
     session_scores: list[float]  # the final `return_ma` of each member that has finished a game
     score_std: float | None  # None for a single score

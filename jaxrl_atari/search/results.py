@@ -40,7 +40,7 @@ class SearchResults(NamedTuple):
     """The results of a search."""
 
     header: list[str]  # of trials.csv
-    rows: list[TrialRow]  # the trials that have started, the best first
+    rows: list[TrialRow]  # the trials that have started, the best first, by their scores in the study
     best: Config | None  # config of a run that trains the best trial again; None before one has ended with a score
 
     def to_csv(self) -> str:
@@ -57,14 +57,16 @@ class SearchResults(NamedTuple):
 
 
 def cell_text(value: Any) -> str:
-    """A value of a row as text: numbers below 1 with three significant digits, other numbers with up to six.
+    """A value of a row as text: three significant digits below 1, up to six above, no decimals from 100,000 on.
 
     None, an unknown value, is `-`.
     """
     if value is None:
         return "-"
     if isinstance(value, float):
-        return number_text(value) if abs(value) < 1 else f"{value:,.6g}"
+        if abs(value) < 1:
+            return number_text(value)
+        return f"{value:,.6g}" if abs(value) < 100_000 else f"{value:,.0f}"
     return f"{value:,}" if type(value) is int else str(value)
 
 

@@ -1,6 +1,6 @@
 """A trial of a search: trained in its process, with its log points reported to the study."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,7 @@ class StudyWriter(Writer):
     trial: Trial
     config: Config
     newest: int = 0  # env steps of the newest log point; after a resume, of the newest one before the checkpoint
+    known: Set[int] = frozenset()  # env steps of the log points that the study has; a killed trial repeats some
     pruned: bool = False  # whether the pruner has stopped the trial
 
     def write(self, row: Row) -> None:
@@ -41,7 +42,10 @@ class StudyWriter(Writer):
         self.newest = env_steps
         if self.pruned or not (is_due or is_last) or score is None:
             return
-        self.trial.report(score, env_steps)
+        if env_steps < max(self.known, default=0):
+            return
+        if env_steps not in self.known:
+            self.trial.report(score, env_steps)
         if not is_last and self.trial.should_prune():
             self.pruned = True
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
@@ -72,7 +76,8 @@ def train_trial(
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
-    study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)))
+    known = trial.study.trials[trial.number].intermediate_values.keys()
+    study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)), known)
     for job in unfinished_jobs(config, run_dir):
         train_job(
             job,
