@@ -85,11 +85,11 @@ def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]
 
     A game that lacks the reference scores of a normalisation is left out there.
     """
-    kinds = {}
-    for kind, normalise in NORMALISATIONS.items():
+    by_normalisation = {}
+    for normalisation, normalise in NORMALISATIONS.items():
         values = {game: normalise(np.array(scores[game]), game_under(game, protocol)) for game in scores}
-        kinds[kind] = {game: value for game, value in values.items() if value is not None}
-    return kinds
+        by_normalisation[normalisation] = {game: value for game, value in values.items() if value is not None}
+    return by_normalisation
 
 
 def statistics_by_name(scores: Mapping[str, Scores]) -> dict[str, SuiteStatistics]:
@@ -100,9 +100,9 @@ def statistics_by_name(scores: Mapping[str, Scores]) -> dict[str, SuiteStatistic
     return {name: suite_statistics(games) for name, games in scores.items() if games}
 
 
-def statistics_json(found: Mapping[str, SuiteStatistics]) -> dict[str, dict[str, Any]]:
+def statistics_json(by_name: Mapping[str, SuiteStatistics]) -> dict[str, dict[str, Any]]:
     """The result of `statistics_by_name` as in results.json and comparison.json."""
-    return {name: statistics.to_json() for name, statistics in found.items()}
+    return {name: statistics.to_json() for name, statistics in by_name.items()}
 
 
 def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -> dict[str, list[str]]:
@@ -118,48 +118,50 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
     """
     columns = {}
     first = next(iter(suites.values()))
-    for kind in NORMALISATIONS:
-        columns[kind] = sorted(first[kind])
+    for normalisation in NORMALISATIONS:
+        columns[normalisation] = sorted(first[normalisation])
         content = io.BytesIO()
         # `numpy.savez` takes the names as keywords, and some of them are its own.
         with zipfile.ZipFile(content, "w") as archive:
             for name, scores in suites.items():
                 with archive.open(f"{name}.npy", "w") as member:
-                    np.lib.format.write_array(member, np.array([scores[kind][game] for game in columns[kind]]).T)
-        write_file(directory / f"scores_{kind.replace('-', '_')}.npz", content.getvalue())
+                    np.lib.format.write_array(
+                        member, np.array([scores[normalisation][game] for game in columns[normalisation]]).T
+                    )
+        write_file(directory / f"scores_{normalisation.replace('-', '_')}.npz", content.getvalue())
     return columns
 
 
-def estimate_text(found: Estimate) -> str:
+def estimate_text(estimated: Estimate) -> str:
     """A statistic and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
-    bounds = "-" if found.interval is None else " to ".join(map(score_text, found.interval))
-    return f"{score_text(found.value)} ({bounds})"
+    bounds = "-" if estimated.interval is None else " to ".join(map(score_text, estimated.interval))
+    return f"{score_text(estimated.value)} ({bounds})"
 
 
-def statistics_rows(found: Mapping[str, SuiteStatistics], heading: str) -> list[list[str]]:
+def statistics_rows(by_name: Mapping[str, SuiteStatistics], heading: str) -> list[list[str]]:
     """The table of `statistics_by_name`: a header, which starts with `heading`, and a row for each name."""
     rows = [[heading, "games", *(statistic.title for statistic in STATISTICS.values())]]
-    for name, statistics in found.items():
+    for name, statistics in by_name.items():
         cells = [estimate_text(statistics.aggregates[key].estimate) for key in STATISTICS]
         rows.append([name, str(statistics.games), *cells])
     return rows
 
 
-def missing_intervals(found: Mapping[str, SuiteStatistics]) -> list[str]:
+def missing_intervals(by_name: Mapping[str, SuiteStatistics]) -> list[str]:
     """Why statistics lack intervals: a line for each reason, with the titles of its statistics.
 
     Args:
-        found: the result of `statistics_by_name`.
+        by_name: the result of `statistics_by_name`.
     """
     lacking: dict[str, list[str]] = {}  # reason -> titles
-    for name, statistics in found.items():
+    for name, statistics in by_name.items():
         for key, aggregate in statistics.aggregates.items():
             if aggregate.estimate.why_none:
                 titles = lacking.setdefault(aggregate.estimate.why_none, [])
                 titles.append(f"{STATISTICS[key].title} ({name})")
     lines = []
     for reason, titles in lacking.items():
-        all_lack_it = len(titles) == len(found) * len(STATISTICS)
+        all_lack_it = len(titles) == len(by_name) * len(STATISTICS)
         what = "No intervals" if all_lack_it else f"No interval of the {', '.join(titles)}"
         lines.append(f"{what}: {reason}.")
     return lines

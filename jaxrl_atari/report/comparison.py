@@ -19,7 +19,7 @@ from jaxrl_atari.report.aggregates import (
     write_rliable,
 )
 from jaxrl_atari.report.graphs import plot_profiles
-from jaxrl_atari.report.score_statistics import INTERVALS, Estimate, probability_of_improvement
+from jaxrl_atari.report.score_statistics import INTERVALS_NOTE, Estimate, probability_of_improvement
 from jaxrl_atari.report.suites import Suite
 from jaxrl_atari.report.text import markdown_table
 from jaxrl_atari.runs.files import write_file, write_json
@@ -49,7 +49,7 @@ class Comparison(NamedTuple):
         for normalisation, estimates in self.improvements.items():
             values[normalisation] = {
                 "suites": statistics_json(self._statistics_under(normalisation)),
-                "probability_of_improvement": {name: found._asdict() for name, found in estimates.items()},
+                "probability_of_improvement": {name: estimate._asdict() for name, estimate in estimates.items()},
             }
         return values
 
@@ -59,14 +59,19 @@ class Comparison(NamedTuple):
         lines = [f"# {' and '.join(self.statistics)}, protocol {self.protocol}", ""]
         lines += [f"- {name}: {budget:,} env steps a session" for name, budget in self.budgets.items()]
         for normalisation, estimates in self.improvements.items():
-            found = self._statistics_under(normalisation)
-            lines += ["", markdown_table(statistics_rows(found, normalisation)), "", *missing_intervals(found)]
+            by_name = self._statistics_under(normalisation)
+            lines += [
+                "",
+                markdown_table(statistics_rows(by_name, normalisation)),
+                "",
+                *missing_intervals(by_name),
+            ]
             for other, estimate in estimates.items():
                 text = estimate_text(estimate)
                 if estimate.why_none:
                     text += f", no interval: {estimate.why_none}"
                 lines.append(f"Probability of improvement of {first} over {other}: {text}.")
-        return "\n".join([*lines, "", INTERVALS, ""])
+        return "\n".join([*lines, "", INTERVALS_NOTE, ""])
 
 
 def compare_suites(suites: Mapping[str, Suite]) -> Comparison:

@@ -79,28 +79,28 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: as `read_result`, or another value of a result has an unusable type.
     """
-    found = []
+    results = []
     for path in directory.glob("evaluation*.json"):
         result = read_result(path, mean=float, episodes=int)
-        kind = RunEvaluation if "sessions" in result else SessionEvaluation
-        types = get_type_hints(SessionEvaluation) | get_type_hints(RunEvaluation) | get_type_hints(kind)
+        record = RunEvaluation if "sessions" in result else SessionEvaluation
+        types = get_type_hints(SessionEvaluation) | get_type_hints(RunEvaluation) | get_type_hints(record)
         known = {name: value for name, value in result.items() if value is not None}
         for name in CHECKED:
             if name in known and not _has_type(known[name], types[name]):
                 raise UserError(
                     f"{path}: {name} is {known[name]!r:.40}; restore the file from a copy, or move it away"
                 )
-        found.append(known | {"file": path})
-    return sorted(found, key=lambda each: (written_at(each["file"]), each["file"].name))
+        results.append(known | {"file": path})
+    return sorted(results, key=lambda each: (written_at(each["file"]), each["file"].name))
 
 
 def _has_type(value: Any, hint: Any) -> bool:
     """Whether a JSON value has the type of a field above: a plain type, a union of types, or a list."""
     if isinstance(hint, UnionType):
-        return any(_has_type(value, kind) for kind in get_args(hint))
+        return any(_has_type(value, each) for each in get_args(hint))
     if get_origin(hint) is list:
-        (kind,) = get_args(hint)
-        return isinstance(value, list) and all(_has_type(item, kind) for item in value)
+        (item_hint,) = get_args(hint)
+        return isinstance(value, list) and all(_has_type(item, item_hint) for item in value)
     return isinstance(value, (int, float) if hint is float else hint)
 
 

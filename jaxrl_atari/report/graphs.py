@@ -81,7 +81,7 @@ def digest_of_run(run: Run) -> str:
 
 def digest_of_profiles(suites: SuiteProfiles) -> str:
     """The digest of the graph that `plot_profiles` draws."""
-    return digest_of({name: statistics_json(kinds) for name, kinds in suites.items()})
+    return digest_of({name: statistics_json(by_normalisation) for name, by_normalisation in suites.items()})
 
 
 def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: float | None = None) -> None:
@@ -247,18 +247,18 @@ def plot_profiles(suites: SuiteProfiles, output: Path) -> list[Path]:
     The first normalisation is drawn.
     """
     first = next(iter(suites.values()))
-    kind = next(iter(first))
+    normalisation = next(iter(first))
     figure = new_figure("performance profile", 9, 6)
     axes = figure.add_subplot()
-    for (name, kinds), colour in zip(suites.items(), itertools.cycle(COLOURS), strict=False):
-        statistics = kinds[kind]
+    for (name, by_normalisation), colour in zip(suites.items(), itertools.cycle(COLOURS), strict=False):
+        statistics = by_normalisation[normalisation]
         thresholds, shares, low, high = np.array(statistics.profile, np.float64).T
         label = f"{name}: {counted(statistics.games, 'game')}"
         axes.plot(thresholds, shares, color=colour, linewidth=2, label=label)
         if np.isfinite(low).any():
             axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
             figure.suptitle(f"performance profile, {CONFIDENCE:.0%} intervals")
-    finish_axes(axes, f"{kind} score τ", "share of sessions with score > τ")
+    finish_axes(axes, f"{normalisation} score τ", "share of sessions with score > τ")
     axes.set_ylim(-0.02, 1.02)  # a share, also where all are 0
     axes.legend()
     return save_figure(figure, output, "suites", digest_of_profiles(suites))

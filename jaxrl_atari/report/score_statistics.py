@@ -40,10 +40,10 @@ GameScores = Sequence[np.ndarray]
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
-UPPER = (1 + CONFIDENCE) / 2
+UPPER_QUANTILE = (1 + CONFIDENCE) / 2
 ROUNDING = 1e-12  # a relative spread below this is the effect of rounding
 
-INTERVALS = (
+INTERVALS_NOTE = (
     f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
     "(docs/paper.md says how often they cover the true value); (-) where there is none. "
     "The narrower percentile intervals of rliable are in the JSON file."
@@ -183,17 +183,17 @@ def estimate(statistic: Statistic, *suites: Scores) -> Estimate:
         return Estimate(value, None, "a game has a single session")
     rng = np.random.default_rng(0)
     resampled = [[_around_mean(scores, rng) for scores in suite] for suite in games]
-    found = statistic.compute(*resampled)
-    spread = np.sqrt(np.mean((found - value) ** 2))
+    resampled_values = statistic.compute(*resampled)
+    spread = np.sqrt(np.mean((resampled_values - value) ** 2))
     parts = statistic.parts(*resampled)
-    if spread <= ROUNDING * np.abs(found).max() or not np.ptp(parts, axis=-1).any():
+    if spread <= ROUNDING * np.abs(resampled_values).max() or not np.ptp(parts, axis=-1).any():
         return Estimate(value, None, "resampling the sessions does not change it")
     if statistic.exact is not None and abs(statistic.exact(*games) - value) > spread:
         count = sum(scores.size for scores in games[0])
         cut = count // 4
         reason = f"a quarter of {count} scores is not a whole number, and cutting {cut} at each end biases the IQM"
         return Estimate(value, None, reason)
-    half_width = float(spread * stdtrit(_degrees_of_freedom(parts.var(axis=-1), games), UPPER))
+    half_width = float(spread * stdtrit(_degrees_of_freedom(parts.var(axis=-1), games), UPPER_QUANTILE))
     return Estimate(value, (max(value - half_width, statistic.low), min(value + half_width, statistic.high)))
 
 
@@ -231,7 +231,7 @@ def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, fl
     resampled = [
         [scores[rng.integers(scores.size, size=(RESAMPLES, scores.size))] for scores in suite] for suite in games
     ]
-    low, high = np.quantile(statistic.compute(*resampled), [1 - UPPER, UPPER])
+    low, high = np.quantile(statistic.compute(*resampled), [1 - UPPER_QUANTILE, UPPER_QUANTILE])
     return float(low), float(high)
 
 
@@ -240,7 +240,7 @@ def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
     scores = np.asarray(scores, np.float64)
     if scores.size < 3 or np.ptp(scores) == 0:
         return None
-    half_width = stdtrit(scores.size - 1, UPPER) * sample_std(scores) / np.sqrt(scores.size)
+    half_width = stdtrit(scores.size - 1, UPPER_QUANTILE) * sample_std(scores) / np.sqrt(scores.size)
     return float(scores.mean() - half_width), float(scores.mean() + half_width)
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-REMAKE = "move it away: `python -m jaxrl_atari.search --resume SEARCH_DIR` makes it again"
+REMAKE_ADVICE = "move it away: `python -m jaxrl_atari.search --resume SEARCH_DIR` makes it again"
 
 
 class ScoredTrial(NamedTuple):
@@ -54,13 +54,13 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
         tables = [[*csv.reader(lines, delimiter=delimiter)] for delimiter in DELIMITERS]
     except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}: cannot be used ({reason(error)}); {REMAKE}") from error
-    found = next((table for table in tables if table and {"trial", "score", "status"} <= {*table[0]}), None)
-    if found is None:
-        raise UserError(f"{path}: cannot be used (its first line is no header of trials); {REMAKE}")
-    filled = [row for row in found[1:] if any(map(str.strip, row))]  # a spreadsheet may add rows of empty cells
-    rows = [dict(zip(found[0], row, strict=False)) for row in filled]
-    header = ["trial", *(name for name in found[0] if name != "trial")]
+        raise UserError(f"{path}: cannot be used ({reason(error)}); {REMAKE_ADVICE}") from error
+    table = next((rows for rows in tables if rows and {"trial", "score", "status"} <= {*rows[0]}), None)
+    if table is None:
+        raise UserError(f"{path}: cannot be used (its first line is no header of trials); {REMAKE_ADVICE}")
+    filled = [row for row in table[1:] if any(map(str.strip, row))]  # a spreadsheet may add rows of empty cells
+    rows = [dict(zip(table[0], row, strict=False)) for row in filled]
+    header = ["trial", *(name for name in table[0] if name != "trial")]
     shown_as_score = {"score", "env_steps"}
 
     def cell_text(name: str, cell: str) -> str:
@@ -146,21 +146,21 @@ def read_trials(study: "optuna.Study") -> list[ScoredTrial]:
     saved = study.trials
     best = next((trial.number for trial in ranked(saved) if trial.value is not None), None)
     kinds = {TrialState.COMPLETE: "finished", TrialState.PRUNED: "stopped by ASHA"}
-    trials = []
-    for found in saved:
-        points = sorted((step, value) for step, value in found.intermediate_values.items() if math.isfinite(value))
-        score = found.value
+    scored_trials = []
+    for trial in saved:
+        points = sorted((step, value) for step, value in trial.intermediate_values.items() if math.isfinite(value))
+        score = trial.value
         if score is None and points:
             score = points[-1][1]
-        if score is not None and found.params:
-            trial = ScoredTrial(
-                number=found.number,
-                fields=dict(found.params),
-                distributions=dict(found.distributions),
+        if score is not None and trial.params:
+            scored = ScoredTrial(
+                number=trial.number,
+                fields=dict(trial.params),
+                distributions=dict(trial.distributions),
                 score=float(score),
                 env_steps=[step for step, _ in points],
                 returns=[value for _, value in points],
-                kind="best" if found.number == best else kinds.get(found.state, "unfinished"),
+                kind="best" if trial.number == best else kinds.get(trial.state, "unfinished"),
             )
-            trials.append(trial)
-    return trials
+            scored_trials.append(scored)
+    return scored_trials

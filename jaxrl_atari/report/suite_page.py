@@ -7,8 +7,8 @@ from jaxrl_atari.report.aggregates import SuiteStatistics, missing_intervals, st
 from jaxrl_atari.report.figures import is_drawn
 from jaxrl_atari.report.graphs import digest_of_profiles, digest_of_runs, plot_comparison, plot_profiles
 from jaxrl_atari.report.page_content import PageContent
-from jaxrl_atari.report.score_statistics import INTERVALS
-from jaxrl_atari.report.suites import EXPLANATION, Suite, read_suite, suite_results, text_rows
+from jaxrl_atari.report.score_statistics import INTERVALS_NOTE
+from jaxrl_atari.report.suites import GAMES_NOTE, Suite, read_suite, suite_results, text_rows
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, RESULTS_FILE
 
@@ -21,9 +21,9 @@ def suite_content(suite_dir: Path) -> PageContent:
     results = suite_results(suite, failures)
     values = {
         "games": text_rows(results.rows),
-        "explanation": EXPLANATION.replace("`", ""),
+        "explanation": GAMES_NOTE.replace("`", ""),
         "aggregates": statistics_rows(results.statistics, "complete games"),
-        "intervals": [*missing_intervals(results.statistics), INTERVALS],
+        "intervals": [*missing_intervals(results.statistics), INTERVALS_NOTE],
         "graphs": _update_graphs(suite, results.statistics),
     }
     return PageContent(suite.config, suite.description, values, [*suite.runs])

@@ -20,7 +20,7 @@ from jaxrl_atari.report.aggregates import (
     statistics_rows,
     write_rliable,
 )
-from jaxrl_atari.report.score_statistics import INTERVALS
+from jaxrl_atari.report.score_statistics import INTERVALS_NOTE
 from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run, trial_summary
 from jaxrl_atari.report.text import lambda_text, left_out_text, markdown_table, score_text
 from jaxrl_atari.runs.description import read_config, read_games
@@ -44,7 +44,7 @@ GAME_COLUMNS = {
 }
 """Field of `GameRow`, a column of results.csv -> title in results.md and in the report."""
 
-EXPLANATION = (
+GAMES_NOTE = (
     "ours: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
     "interval of the mean (from 3 sessions on). "
     "sessions: the number that counts. Once one has finished, only finished ones do; the status names the others. "
@@ -77,12 +77,12 @@ class Suite(NamedTuple):
 
         A game counts if it is complete and every session has a score.
         """
-        found = {}
+        by_game = {}
         for game in self.complete_games():
             scores = self.summaries[game]["session_scores"]
             if len(scores) == len(self.runs[game].tables):
-                found[game] = scores
-        return found
+                by_game[game] = scores
+        return by_game
 
 
 def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
@@ -101,9 +101,9 @@ def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
     runs = {}
     summaries = {}
     damaged = {}
-    known = set() if earlier is None else set(earlier.complete_games())
+    complete_before = set() if earlier is None else set(earlier.complete_games())
     for game in games:
-        if earlier is not None and game in known:
+        if earlier is not None and game in complete_before:
             runs[game] = earlier.runs[game]
             summaries[game] = earlier.summaries[game]
             continue
@@ -241,11 +241,11 @@ class SuiteResults(NamedTuple):
         parts = [
             f"# {self.suite.path.absolute().name}: {count} of {config.total_env_steps:,} env steps each",
             markdown_table(text_rows(self.rows)),
-            f"Protocol {self.protocol}. {EXPLANATION}",
+            f"Protocol {self.protocol}. {GAMES_NOTE}",
         ]
         if self.statistics:
             parts.append(markdown_table(statistics_rows(self.statistics, "over the complete games")))
-            parts += [*missing_intervals(self.statistics), INTERVALS]
+            parts += [*missing_intervals(self.statistics), INTERVALS_NOTE]
         else:
             why = comparison_note(self.protocol) or "no complete game has a score to compare with"
             parts.append(f"No aggregates: {why}.")

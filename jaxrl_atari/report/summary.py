@@ -120,22 +120,22 @@ def is_verified(session_dir: Path, table: Table) -> bool:
     nothing.
     """
     try:
-        found = read_verification(session_dir)
+        verification = read_verification(session_dir)
     except UserError:
         return False
-    return found is not None and found.rows >= len(table["env_steps"])
+    return verification is not None and verification.rows >= len(table["env_steps"])
 
 
 def verified_text(session_dir: Path, table: Table) -> str:
     """What `verify` has found equal in a session, or why that is unknown; empty if it has not verified it."""
     try:
-        found = read_verification(session_dir)
+        verification = read_verification(session_dir)
     except UserError as error:
         return f"unknown: {error}"
-    if found is None:
+    if verification is None:
         return ""
-    rows = f"{found.rows} of {len(table['env_steps'])} rows"
-    return f"{rows}, {counted(found.games, 'game')}, on {found.date}, version {found.version}"
+    rows = f"{verification.rows} of {len(table['env_steps'])} rows"
+    return f"{rows}, {counted(verification.games, 'game')}, on {verification.date}, version {verification.version}"
 
 
 class Members(NamedTuple):

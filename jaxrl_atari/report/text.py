@@ -64,8 +64,8 @@ def left_out_text(summary: TrialSummary) -> str:
 def sessions_text(summary: TrialSummary) -> str:
     """The number of sessions that count, as text: `4 sessions`, or `3 of 4 sessions` if one is left out."""
     members = len(summary["sessions"])
-    every = members + len(summary["left_out"])
-    return counted(members, "session") if members == every else f"{members} of {counted(every, 'session')}"
+    total = members + len(summary["left_out"])
+    return counted(members, "session") if members == total else f"{members} of {counted(total, 'session')}"
 
 
 def own_settings(summary: TrialSummary) -> str:

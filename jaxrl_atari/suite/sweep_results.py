@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.aggregates import missing_intervals, normalised, statistics_by_name, statistics_rows
 from jaxrl_atari.report.graphs import plot_comparison
-from jaxrl_atari.report.score_statistics import INTERVALS
+from jaxrl_atari.report.score_statistics import INTERVALS_NOTE
 from jaxrl_atari.report.suites import GAME_COLUMNS, GameRow, Suite, SuiteResults
 from jaxrl_atari.report.text import markdown_table, score_text
 from jaxrl_atari.runs.files import write_file, write_json
@@ -23,7 +23,7 @@ TABLE_COLUMNS = (
 )  # fmt: skip
 """Columns of the table of a sweep, after the game and the fields that vary: fields of `GameRow`."""
 
-EXPLANATION = (
+SWEEP_NOTE = (
     "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
     "interval of the mean (from 3 sessions on). Where intervals overlap, the table does not rank the settings. "
     "The best of several owes a part of its score to chance: train it again with other seeds (--seed) before you "
@@ -73,7 +73,7 @@ class SweepResults(NamedTuple):
         parts = [
             f"# {self.path.absolute().name}: {count}, {sessions}",
             markdown_table(self._text_rows()),
-            EXPLANATION,
+            SWEEP_NOTE,
         ]
         if len(plan.games) > 1:
             parts += _aggregate_parts(self.suites)
@@ -122,15 +122,15 @@ def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
     if len(protocols) > 1 or not shared:
         return []
     (protocol,) = protocols
-    kinds = {
+    shared_scores = {
         label: normalised({game: games[game] for game in shared}, protocol)["human-normalised"]
         for label, games in scores.items()
     }
-    aggregates = statistics_by_name(kinds)
+    aggregates = statistics_by_name(shared_scores)
     if not aggregates:
         return []
     table = markdown_table(statistics_rows(aggregates, "human-normalised, over the complete games"))
-    return [table, *missing_intervals(aggregates), INTERVALS]
+    return [table, *missing_intervals(aggregates), INTERVALS_NOTE]
 
 
 def save_sweep_results(results: SweepResults) -> None:
