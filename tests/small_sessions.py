@@ -1,4 +1,4 @@
-"""What the process of a session or a trial calls in tests, in place of training: see `launch.Train`."""
+"""What the process of a session or a trial calls in tests, in place of training: see `launch.TrainJob`."""
 
 import atexit
 import ctypes

@@ -323,7 +323,7 @@ def test_results_that_cannot_be_read_do_not_stop_the_sessions(tmp_path, capsys):
     damaged.write_text("{")
     results = SuiteResultsKeeper(directory, sweep)
     for _ in range(2):  # each time a job of the first setting ends
-        results.on_end(next(job for job in jobs if job.setting == first.label), None)
+        results.on_end(next(job for job in jobs if job.setting_label == first.label), None)
         assert "the results cannot be read: " in capsys.readouterr().out
     assert (directory / first.label / "results.csv").is_file(), "a damaged setting keeps no other from its results"
     damaged.write_text(saved)
@@ -386,8 +386,8 @@ def test_results_that_could_not_be_saved_are_saved_when_any_session_ends(tmp_pat
     sweep = read_plan(sweep_dir)
     first, second = sweep.settings
     results = SuiteResultsKeeper(sweep_dir, sweep)
-    (blocked,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting == first.label]
-    (other,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting == second.label]
+    (blocked,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting_label == first.label]
+    (other,) = [job for job in unfinished_jobs_of_sweep(sweep_dir, sweep) if job.setting_label == second.label]
     (sweep_dir / first.label / "results.md").mkdir()
     results.on_end(blocked, None)
     assert "results are not saved: " in capsys.readouterr().out

@@ -185,7 +185,7 @@ def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> Non
 
 def _say_finished(plan: SweepPlan, jobs: Sequence[Job]) -> None:
     """Prints which games have no session left to train."""
-    waiting = {(job.setting, job.game) for job in jobs}
+    waiting = {(job.setting_label, job.game) for job in jobs}
     for setting in plan.settings:
         for game in plan.games:
             if (setting.label, game) not in waiting:

@@ -50,7 +50,9 @@ def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
             run_dir = setting.directory(directory) / game
             if is_run(run_dir):
                 require_same_run(config, read_config(run_dir), run_dir)
-            jobs += unfinished_jobs(config, run_dir, first_position=position, game=game, setting=setting.label)
+            jobs += unfinished_jobs(
+                config, run_dir, first_position=position, game=game, setting_label=setting.label
+            )
             position += config.sessions
     return jobs
 

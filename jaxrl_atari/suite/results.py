@@ -63,24 +63,24 @@ class SuiteResultsKeeper:
         self.failures = Failures()
         self._directory = directory
         self._plan = plan
-        self._settings = {setting.label: _SettingResults(setting, directory) for setting in plan.settings}
+        self._by_label = {setting.label: _SettingResults(setting, directory) for setting in plan.settings}
         self._resume = resume_command("suite", directory)
 
     def on_end(self, job: Job, failure: Failure | None) -> None:
         """Notes a job that has finished or failed, and saves the results that this changes."""
         self.failures.on_end(job, failure)
-        self._settings[job.setting].note_end(job, failure)
+        self._by_label[job.setting_label].note_end(job, failure)
         self._save_unsaved()
 
     def save_all(self) -> None:
         """Reads and saves the results of all settings, in which running sessions have come further."""
-        for results in self._settings.values():
+        for results in self._by_label.values():
             results.is_saved = False
         self._save_unsaved()
 
     def show_and_save_all(self) -> None:
         """Reads the results of all settings anew, prints their table, saves them, and draws them."""
-        for results in self._settings.values():
+        for results in self._by_label.values():
             results.read(anew=True)
         if self._plan.is_sweep:
             text = self._sweep_results().to_markdown()
@@ -88,29 +88,29 @@ class SuiteResultsKeeper:
             (suite,) = self._newest().values()
             text = suite.to_markdown()
         say(f"\n{text}")  # shown before anything is saved, because saving may fail
-        self._save([*self._settings.values()])
+        self._save([*self._by_label.values()])
         if self._plan.config.log.graphs:
             self._draw()
 
     def _save_unsaved(self) -> None:
         """Reads and saves the results that are not saved, or prints why their files cannot be read or written."""
         readable = []
-        for results in self._settings.values():
+        for results in self._by_label.values():
             if not results.is_saved and try_to("the results cannot be read", results.read, self._resume):
                 readable.append(results)
         self._save(readable)
 
-    def _save(self, settings: Sequence[_SettingResults]) -> None:
+    def _save(self, readable: Sequence[_SettingResults]) -> None:
         """Saves the results of some settings, and of the sweep once every setting has been read."""
-        for results in settings:
+        for results in readable:
             try_to("results are not saved", results.save, self._resume)
-        if self._plan.is_sweep and len(self._newest()) == len(self._settings):
+        if self._plan.is_sweep and len(self._newest()) == len(self._by_label):
             save = partial(save_sweep_results, self._sweep_results())
             try_to("results are not saved", save, self._resume)
 
     def _newest(self) -> dict[str, SuiteResults]:
         """The results of the settings that have been read, by their labels."""
-        return {label: results.newest for label, results in self._settings.items() if results.newest is not None}
+        return {label: results.newest for label, results in self._by_label.items() if results.newest is not None}
 
     def _sweep_results(self) -> SweepResults:
         """The results of the sweep, from the results of its settings as last read."""
@@ -118,7 +118,7 @@ class SuiteResultsKeeper:
 
     def _draw(self) -> None:
         """Writes the report of each setting, and draws the graph of a sweep, or prints why it cannot."""
-        for results in self._settings.values():
+        for results in self._by_label.values():
             try_report(results.directory)
         if self._plan.is_sweep:
             try_to_draw("no graph", self._draw_sweep, self._resume)

@@ -32,14 +32,14 @@ class Job(NamedTuple):
     description: dict[str, Any]  # content of the run's config.json; on a Ray cluster, its process adapts it
     position: int  # among all sessions of the trial, suite or sweep; chooses the slot
     game: str = ""  # game of a suite
-    setting: str = ""  # setting of a sweep, such as `ppo.gamma=0.9`
+    setting_label: str = ""  # of a setting in a sweep, such as `ppo.gamma=0.9`
     compile_key: str = ""  # two jobs with the same key run the same compiled programs
 
     @property
     def name(self) -> str:
         """The words before each of the session's lines: `session 0`, in a suite `game Pong  session 0`."""
         game = f"game {self.game}" if self.game else ""
-        return "  ".join(filter(None, (game, self.setting, f"session {self.session}")))
+        return "  ".join(filter(None, (game, self.setting_label, f"session {self.session}")))
 
     def say(self, line: str) -> None:
         """Prints a line with the job's name before it. Lines of the session have it already."""
@@ -96,7 +96,7 @@ class Failures:
             )
 
 
-class Train(Protocol):
+class TrainJob(Protocol):
     """Trains a job to the end of its session, as `sessions.train_job` does.
 
     Args:
@@ -131,7 +131,7 @@ class Launcher(Protocol):
         Exception: the first error of `on_end`, once all jobs have ended.
     """
 
-    def __call__(self, jobs: Sequence[Job], train: Train, on_end: OnEnd) -> None: ...
+    def __call__(self, jobs: Sequence[Job], train: TrainJob, on_end: OnEnd) -> None: ...
 
 
 class LateErrors:
@@ -174,18 +174,18 @@ def attempt(function: Callable[..., object], *arguments: Any, **options: Any) ->
     return None
 
 
-End = TypeVar("End", covariant=True)
+EndT = TypeVar("EndT", covariant=True)
 """What a `JobQueue` says of a job that has ended."""
 
 
-class JobQueue(Protocol[End]):
+class JobQueue(Protocol[EndT]):
     """Jobs that run outside this process: some wait for room, others run."""
 
     def is_done(self) -> bool:
         """Whether no job waits or runs."""
         ...
 
-    def poll(self) -> Sequence[End]:
+    def poll(self) -> Sequence[EndT]:
         """Starts jobs where there is room, and returns those that have ended, after about `POLL_SECONDS`."""
         ...
 
@@ -194,7 +194,7 @@ class JobQueue(Protocol[End]):
         ...
 
 
-def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[End, bool], object]) -> None:
+def poll_until_done(queue: JobQueue[EndT], request: StopRequest, on_end: Callable[[EndT, bool], object]) -> None:
     """Runs the jobs of a queue until all have ended. A stop request is passed on to them once.
 
     If the queue raises an error, for example because no process can be started, the jobs first write their last
@@ -211,7 +211,7 @@ def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[E
     stopping = False
     try:
         while not queue.is_done():
-            if stop.requested and not stopping:
+            if request.requested and not stopping:
                 stopping = True
                 queue.stop()
             for end in queue.poll():
@@ -227,7 +227,7 @@ def poll_until_done(queue: JobQueue[End], stop: StopRequest, on_end: Callable[[E
     errors.raise_first()
 
 
-def run_here(jobs: Sequence[Job], train: Train, on_end: OnEnd, *, raise_errors: bool = False) -> None:
+def run_here(jobs: Sequence[Job], train: TrainJob, on_end: OnEnd, *, raise_errors: bool = False) -> None:
     """Trains jobs one after the other in this process. This is a `Launcher`.
 
     Args:

@@ -36,7 +36,7 @@ from jaxrl_atari.trials.launch import (
     Failure,
     Job,
     OnEnd,
-    Train,
+    TrainJob,
     attempt,
     poll_until_done,
 )
@@ -60,7 +60,7 @@ def in_session_process() -> bool:
     return multiprocessing.current_process().name.startswith(_PROCESS_NAME)
 
 
-def require_can_start_processes(train: Train) -> None:
+def require_can_start_processes(train: TrainJob) -> None:
     """Checks that this process can start processes that train.
 
     Raises:
@@ -94,7 +94,7 @@ def require_can_start_processes(train: Train) -> None:
 
 
 def run_processes(
-    jobs: Sequence[Job], train: Train, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
+    jobs: Sequence[Job], train: TrainJob, on_end: OnEnd, *, slots: Sequence[Slot], parallel: int
 ) -> None:
     """Trains each job in a process of its own, on the least busy slot. This is a `Launcher`.
 
@@ -125,14 +125,14 @@ def run_processes(
             on_end(child.job, failure)
 
     processes = _Processes(jobs, train, slots, parallel)
-    with StopRequest(quick=False, answer=STOPPING) as stop, processes.killed_by_ctrl_c():
-        poll_until_done(processes, stop, call_on_end)
+    with StopRequest(quick=False, answer=STOPPING) as request, processes.killed_by_ctrl_c():
+        poll_until_done(processes, request, call_on_end)
 
 
 class _Processes:
     """The jobs of `run_processes`, a `launch.JobQueue`: those that wait for a process, and those that have one."""
 
-    def __init__(self, jobs: Sequence[Job], train: Train, slots: Sequence[Slot], parallel: int):
+    def __init__(self, jobs: Sequence[Job], train: TrainJob, slots: Sequence[Slot], parallel: int):
         self._waiting = list(jobs)
         self._running: list[_Child] = []
         self._train = train
@@ -238,7 +238,7 @@ class _Child:
         captured: whether its output is read here. Otherwise, the process prints it itself.
     """
 
-    def __init__(self, job: Job, slot_index: int, train: Train, variables: Mapping[str, str], captured: bool):
+    def __init__(self, job: Job, slot_index: int, train: TrainJob, variables: Mapping[str, str], captured: bool):
         self.job = job
         self.slot_index = slot_index
         self.failure: Failure | None = None
@@ -307,7 +307,7 @@ def _signal_name(number: int) -> str:
 
 
 def _run(
-    train: Train, job: Job, variables: Mapping[str, str | None], messages: Connection, output: Connection | None
+    train: TrainJob, job: Job, variables: Mapping[str, str | None], messages: Connection, output: Connection | None
 ) -> None:
     """Trains a job in its process. JAX has been imported, but has not started.
 

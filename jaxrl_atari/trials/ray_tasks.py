@@ -23,7 +23,7 @@ from jaxrl_atari.imports.cluster import Code, code_to_send
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.description import describe_here
 from jaxrl_atari.runs.layout import OUTPUT_FILE, latest_env_steps, session_path
-from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, Train, poll_until_done
+from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Failure, Job, OnEnd, TrainJob, poll_until_done
 from jaxrl_atari.trials.ray_cluster import connected
 from jaxrl_atari.trials.ray_worker import STOP_NOTE, PackedTask, RunTask, TaskEnd, run_packed
 from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig
@@ -81,9 +81,9 @@ def run_tasks(
     try:
         with (
             connected(address, devices, resources, kind) as share,
-            StopRequest(quick=False, answer=STOPPING) as stop,  # last: Ray handles SIGTERM too
+            StopRequest(quick=False, answer=STOPPING) as request,  # last: Ray handles SIGTERM too
         ):
-            poll_until_done(_Tasks(tasks, share, notes, code), stop, _call_on_end)
+            poll_until_done(_Tasks(tasks, share, notes, code), request, _call_on_end)
     finally:
         shutil.rmtree(notes, ignore_errors=True)
 
@@ -172,7 +172,7 @@ def _end_of(reference: ray.ObjectRef) -> TaskEnd:
 
 def run_on_ray(
     jobs: Sequence[Job],
-    train: Train,
+    train: TrainJob,
     on_end: OnEnd,
     *,
     directory: Path,
@@ -217,7 +217,7 @@ def _progress(job: Job) -> str:
 
 
 def _train_with_share(
-    train: Train,
+    train: TrainJob,
     job: Job,
     share: MachineShare,
     *,

@@ -21,12 +21,12 @@ from jaxrl_atari.session import run_session
 from jaxrl_atari.traced_options import TRACED_OPTIONS
 from jaxrl_atari.trials.launch import STOPPING, Job
 
-Stop = Callable[[Row], object]
+StopFunction = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
 
 
 def unfinished_jobs(
-    config: Config, run_dir: Path, *, first_position: int = 0, game: str = "", setting: str = ""
+    config: Config, run_dir: Path, *, first_position: int = 0, game: str = "", setting_label: str = ""
 ) -> list[Job]:
     """Makes a job of each session of a trial that has not trained to its end.
 
@@ -35,7 +35,7 @@ def unfinished_jobs(
         run_dir: run directory of the trial.
         first_position: `Job.position` of session 0; the other sessions follow.
         game: game of the trial, in a suite.
-        setting: setting of the trial, in a sweep.
+        setting_label: label of the trial's setting, in a sweep.
     """
     description = describe(config, run_dir)
     key = compile_key(config)
@@ -47,7 +47,7 @@ def unfinished_jobs(
             description=description,
             position=first_position + session,
             game=game,
-            setting=setting,
+            setting_label=setting_label,
             compile_key=key,
         )
         for session in unfinished_sessions(config, run_dir)
@@ -79,7 +79,7 @@ def train_job(
     *,
     writers: Sequence[Writer] = (),
     close_writers: bool = False,
-    stop: Stop | None = None,
+    stop: StopFunction | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
     on_first_update: Callable[[], object] = lambda: None,
 ) -> None:
@@ -172,7 +172,7 @@ class StopRule(Writer):
             interrupted in its last evaluation, the session is to end at once.
     """
 
-    def __init__(self, stop: Stop | None, total_env_steps: int, session_dir: Path):
+    def __init__(self, stop: StopFunction | None, total_env_steps: int, session_dir: Path):
         self._stop = stop
         self._file = session_dir / STOPPED_FILE
         self._total_env_steps = total_env_steps

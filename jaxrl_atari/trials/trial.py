@@ -30,7 +30,7 @@ from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Failures, Job, OnEnd, run_here
 from jaxrl_atari.trials.processes import in_session_process, require_can_start_processes, run_processes
-from jaxrl_atari.trials.sessions import Stop, train_job, unfinished_jobs, unfinished_sessions
+from jaxrl_atari.trials.sessions import StopFunction, train_job, unfinished_jobs, unfinished_sessions
 from jaxrl_atari.trials.slots import plan_slots
 
 
@@ -45,7 +45,10 @@ class TrainingResult(NamedTuple):
 
 
 def run_training(
-    config: Config, run_dir: str | Path | None = None, writers: Sequence[Writer] = (), stop: Stop | None = None
+    config: Config,
+    run_dir: str | Path | None = None,
+    writers: Sequence[Writer] = (),
+    stop: StopFunction | None = None,
 ) -> TrainingResult:
     """Runs a trial, prints its summary, and draws its graphs and its report.
 
@@ -111,7 +114,7 @@ def run_training(
 
 
 def _way_to_train(
-    config: Config, left: int, writers: Sequence[Writer], stop: Stop | None
+    config: Config, left: int, writers: Sequence[Writer], stop: StopFunction | None
 ) -> Callable[[Sequence[Job], OnEnd], None]:
     """Chooses how the sessions of a trial are trained, and checks that this process can do it.
 
@@ -156,7 +159,7 @@ def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
     return before
 
 
-def _follow(config: Config, stop: Stop | None) -> Path:
+def _follow(config: Config, stop: StopFunction | None) -> Path:
     """Trains in a follower of `devices.distributed`: together with the leader, which alone writes files.
 
     Returns:
