@@ -166,7 +166,7 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
         means.append(np.mean([game.episode_return for game in games[-100:]]))
         statistics.count(ended, env_steps[-1])
         if update == 60:  # through a checkpoint
-            saved, statistics = json.dumps(statistics.to_dict()), EpisodeStatistics()
+            saved, statistics = json.dumps(statistics.state()), EpisodeStatistics()
             statistics.load(json.loads(saved))
         start = max(env_steps[0], env_steps[-1] - 1_000_000)
         between = np.linspace(start, env_steps[-1], 20_001)  # the mean is linear from one update to the next

@@ -102,9 +102,9 @@ def check_options(options: Options) -> None:
     """Raises `UserError` for options that contradict each other."""
     parts = options.parts.split(",")
     is_default = options.parts == ALL_PARTS
-    known = f"some of {ALL_PARTS}, with commas between them"
+    expected = f"some of {ALL_PARTS}, with commas between them"
     require(not options.config.devices.distributed, "devices.distributed", True, "false: one process is measured")
-    require({*parts} <= PARTS.keys(), "--parts", options.parts, known)
+    require({*parts} <= PARTS.keys(), "--parts", options.parts, expected)
     if options.comparison:
         require(not options.trace_dir, "--trace", str(options.trace_dir), "nothing with --compare")
         require(is_default or len(parts) == 1, "--parts", options.parts, "one part with --compare")

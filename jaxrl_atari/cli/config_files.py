@@ -62,22 +62,22 @@ def run_config_file(path: Path) -> ConfigFile:
     places = [path, *(folder.parent / path for folder in folders)]  # configs/qbert.py, wherever configs/ is
     if path.name == str(path):
         places += [folder / f"{path.name.removesuffix('.py')}.py" for folder in folders]
-    found = next(filter(Path.is_file, places), None)
-    if found is None:
+    file = next(filter(Path.is_file, places), None)
+    if file is None:
         names = config_names()
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
         raise UserError(f"--config {path}: no such file; {did_you_mean(path.stem, names)}{expected}")
-    if found.suffix == ".json":
+    if file.suffix == ".json":
         raise UserError(
             f"--config {path}: expected a Python file that defines get_config; a run is continued with"
             f" --resume {path.parent}"
         )
     before = _registered_names()
-    with _running(found):
-        scope = runpy.run_path(str(found), run_name=f"config_{path.stem}")
+    with _running(file):
+        scope = runpy.run_path(str(file), run_name=f"config_{path.stem}")
     if _registered_names() != before:  # the processes of the sessions need the same registrations
-        pass_on_config_file(found.absolute())
-    return ConfigFile(path, found, scope)
+        pass_on_config_file(file.absolute())
+    return ConfigFile(path, file, scope)
 
 
 def _registered_names() -> set[str]:

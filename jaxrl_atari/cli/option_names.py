@@ -65,17 +65,17 @@ def option_types(options: type, prefix: str = "") -> dict[str, Any]:
         options: the dataclass.
         prefix: stands before the names, such as `ppo.`.
     """
-    found: dict[str, Any] = {}
+    types: dict[str, Any] = {}
     hints = get_type_hints(options, include_extras=True)
     for field in dataclasses.fields(options):
         hint = hints[field.name]
         kind, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         name = prefix + option_name(field.name, metadata)
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            found |= option_types(kind, f"{name}." if name else "")
+            types |= option_types(kind, f"{name}." if name else "")
         else:
-            found[name] = kind
-    return found
+            types[name] = kind
+    return types
 
 
 def unknown_option(words: Sequence[str], options: type, command: str) -> str:

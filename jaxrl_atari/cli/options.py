@@ -103,13 +103,13 @@ def read_sources(arguments: Sequence[str] | None, options: type[FromConfig] = Fr
         parser.add_argument("--run-dir", "--run_dir", type=parse_path)
     parser.add_argument("--import", dest="imports", action="append", default=[])
     try:
-        found, _ = parser.parse_known_args(arguments)
+        given, _ = parser.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise UserError(str(error).removeprefix("argument ")) from error
-    sources = Sources(found.config, found.resume, found.run_dir)
+    sources = Sources(given.config, given.resume, given.run_dir)
     if sources.resume and (sources.config_file or sources.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
-    import_named(found.imports)
+    import_named(given.imports)
     return sources
 
 

@@ -128,7 +128,7 @@ def _load_policies(options: Options) -> list[Policy]:
     Raises:
         UserError: as `find_session` and `load_session_policy`; or there is no such device.
     """
-    session_dirs = _chosen_sessions(options)  # before the cache of compiled programs is made
+    chosen = _chosen_sessions(options)  # before the cache of compiled programs is made
     for line in tune_process():
         say(line)
     do_not_preallocate()  # beside a training run
@@ -136,8 +136,7 @@ def _load_policies(options: Options) -> list[Policy]:
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     return [
-        load_session_policy(path, options.checkpoint, device=device, backend=options.backend)
-        for path in session_dirs
+        load_session_policy(path, options.checkpoint, device=device, backend=options.backend) for path in chosen
     ]
 
 

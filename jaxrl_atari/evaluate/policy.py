@@ -45,8 +45,8 @@ def choose_actions(
     """
     stacks = arrange_stacks(network.layout, observation.stacks)
     outputs = network.apply(params, observation._replace(stacks=stacks))
-    action = jnp.argmax(outputs.logits, axis=-1) if greedy else jax.random.categorical(key, outputs.logits)
-    return action, outputs
+    actions = jnp.argmax(outputs.logits, axis=-1) if greedy else jax.random.categorical(key, outputs.logits)
+    return actions, outputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +225,8 @@ def load_policy(
             are damaged), or an env step.
         device: the device that acts; None: the first GPU, or the CPU if there is none.
         session: see `find_session`.
-        backend: emulator pool; None: as in training. Another pool has another emulator, so that scores may differ.
+        backend: emulator pool; None: as in training. Another pool may have another emulator or start games
+            otherwise, so scores may differ.
 
     Raises:
         UserError: the directory holds no run, or the checkpoint is missing or damaged.

@@ -29,8 +29,8 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
 
     config = run.config
     summary = trial_summary(run)
-    known = [value for value in (summary["score"], summary["score_std"]) if value is not None]
-    score = " +/- ".join(f"{value:.2f}" for value in known)
+    score_and_std = [value for value in (summary["score"], summary["score_std"]) if value is not None]
+    score = " +/- ".join(f"{value:.2f}" for value in score_and_std)
     if run.protocol in ENVIRONMENTS:
         environment = ENVIRONMENTS[run.protocol].format(run.game.name)
     else:

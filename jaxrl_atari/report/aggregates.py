@@ -24,6 +24,9 @@ from jaxrl_atari.runs.files import write_file
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 """Name of a normalisation -> its function of scores and a game."""
 
+NormalisedScores = dict[str, dict[str, np.ndarray]]
+"""Normalisation -> game -> normalised scores of its sessions."""
+
 
 class Aggregate(NamedTuple):
     """One of `STATISTICS` over the games of a suite, with its interval and that of rliable."""
@@ -80,8 +83,8 @@ def suite_statistics(scores: Scores) -> SuiteStatistics:
     return SuiteStatistics(len(scores), aggregates, profile)
 
 
-def normalised(scores: Scores, protocol: str) -> dict[str, dict[str, np.ndarray]]:
-    """Normalises scores in each way: normalisation -> game -> normalised scores.
+def normalised(scores: Scores, protocol: str) -> NormalisedScores:
+    """Normalises scores in each way.
 
     A game that lacks the reference scores of a normalisation is left out there.
     """

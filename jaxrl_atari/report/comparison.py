@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.aggregates import (
+    NormalisedScores,
     SuiteStatistics,
     estimate_text,
     missing_intervals,
@@ -31,7 +30,7 @@ class Comparison(NamedTuple):
     protocol: str  # of all suites
     budgets: dict[str, int]  # name -> env steps of each session
     games: list[str]
-    scores: dict[str, dict[str, dict[str, np.ndarray]]]  # name -> result of `normalised`
+    scores: dict[str, NormalisedScores]
     statistics: dict[str, dict[str, SuiteStatistics]]  # name -> normalisation -> its statistics
     improvements: dict[str, dict[str, Estimate]]  # normalisation -> name -> how probably the first suite beats it
 

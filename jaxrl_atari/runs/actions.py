@@ -189,8 +189,8 @@ def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
 
     Files with other names, such as the conflicting copies of a program that synchronises folders, are ignored.
     """
-    found = ((SEGMENT_NAME.fullmatch(path.name), path) for path in (session_dir / ACTIONS_FOLDER).glob("*.npz"))
-    return sorted((int(name["first"]), int(name["last"]), path) for name, path in found if name)
+    matches = ((SEGMENT_NAME.fullmatch(path.name), path) for path in (session_dir / ACTIONS_FOLDER).glob("*.npz"))
+    return sorted((int(name["first"]), int(name["last"]), path) for name, path in matches if name)
 
 
 def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:

@@ -48,12 +48,12 @@ def without_late_reports() -> Iterator[None]:
     If the block fails, this stays so until `show_late_reports` is called: the reports may come later than the
     error, while another checkpoint is restored.
     """
-    has_failed_before = isinstance(sys.unraisablehook, _WithoutLateReports)
-    if not has_failed_before:
+    is_installed = isinstance(sys.unraisablehook, _WithoutLateReports)
+    if not is_installed:
         sys.unraisablehook = _WithoutLateReports(sys.unraisablehook)
     logging.getLogger("asyncio").addFilter(_is_no_late_report)  # once, however often it is added
     yield
-    if not has_failed_before:
+    if not is_installed:
         show_late_reports()
 
 

@@ -130,9 +130,11 @@ class Checkpoints:
             UserError: there is no such checkpoint, or it has another format version.
         """
         path = checkpoint_path(self.session_dir, env_steps)
-        found = self.env_steps()
-        if env_steps not in found:
-            raise UserError(f"{path}: no such checkpoint; there are: {', '.join(map(str, found)) or 'none yet'}")
+        existing = self.env_steps()
+        if env_steps not in existing:
+            raise UserError(
+                f"{path}: no such checkpoint; there are: {', '.join(map(str, existing)) or 'none yet'}"
+            )
         try:
             meta = read_json(meta_file(self.session_dir, env_steps))
             if meta["checksum"] != meta_digest(meta):

@@ -208,7 +208,7 @@ def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:
     cpu = read_cpu()
     return {
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: installed for name in PACKAGES if (installed := _version(name))},
         "git_revision": _git_revision(),
         "numeric_settings": numeric_settings(),
         "hardware": {
@@ -240,7 +240,7 @@ def _git_revision() -> str | None:
     variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", f"--git-dir={root}/.git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        found = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
+        described = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
     except OSError:  # Git is not installed
         return None
-    return found.stdout.strip() or None
+    return described.stdout.strip() or None

@@ -49,9 +49,9 @@ def add_digests(session_dir: Path, written: WrittenCheckpoint) -> None:
 
 def cut_digests(session_dir: Path, env_steps: int) -> None:
     """Removes the digests of checkpoints beyond the one from which a session resumes, at `env_steps`."""
-    found = read_digests(session_dir)
-    kept = [each for each in found if each.env_steps <= env_steps]
-    if len(kept) < len(found):
+    written = read_digests(session_dir)
+    kept = [each for each in written if each.env_steps <= env_steps]
+    if len(kept) < len(written):
         _write(session_dir, kept)
 
 

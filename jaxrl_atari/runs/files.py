@@ -114,21 +114,21 @@ def _whole_number(digits: str) -> int:
     return number
 
 
-def read_result(path: Path, **kinds: type) -> dict[str, Any]:
+def read_result(path: Path, **types: type) -> dict[str, Any]:
     """Reads the JSON file of a result, such as verified.json.
 
     Args:
-        kinds: name of a value that is needed -> its type. `float` takes a whole number, too.
+        types: name of a value that is needed -> its type. `float` takes a whole number, too.
 
     Raises:
         UserError: the file is damaged, or lacks a value.
     """
     try:
         values = read_json(path)
-        for name, kind in kinds.items():
-            wanted = (int, float) if kind is float else kind
-            if not isinstance(values.get(name), wanted):
-                raise ValueError(f"{name} is {values.get(name)!r:.40}, expected {kind.__name__}")
+        for name, expected in types.items():
+            accepted = (int, float) if expected is float else expected
+            if not isinstance(values.get(name), accepted):
+                raise ValueError(f"{name} is {values.get(name)!r:.40}, expected {expected.__name__}")
     except ValueError as error:
         raise UserError(
             f"{path}: cannot be used ({reason(error)}); restore it from a copy, or move it away"

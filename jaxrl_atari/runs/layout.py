@@ -20,7 +20,7 @@ RUN_DIR/session_<i>/    session i of the trial:
 SUITE_DIR/suite.json    what the suite is; SUITE_DIR/GAME/ is the run of a game
 SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a setting
     results.json, results.csv, results.md    the results of the suite or sweep
-    scores_<kind>.npz        the normalised scores of a suite, for rliable
+    scores_<normalisation>.npz   the normalised scores of a suite, for rliable
 SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of a trial
     trials.csv, trials.md    its results
     NAME_best.py             the config of its best trial
@@ -108,8 +108,8 @@ def session_path(run_dir: Path, number: int) -> Path:
 
 def session_dirs(run_dir: Path) -> list[Path]:
     """The directories `session_<i>` of a run, ordered by i."""
-    found = (path for path in run_dir.glob("session_*/") if path.name.removeprefix("session_").isdecimal())
-    return sorted(found, key=session_number)
+    folders = (path for path in run_dir.glob("session_*/") if path.name.removeprefix("session_").isdecimal())
+    return sorted(folders, key=session_number)
 
 
 def session_number(session_dir: Path) -> int:
@@ -124,8 +124,8 @@ def trial_dir(search_dir: Path, number: int) -> Path:
 
 def trial_dirs(search_dir: Path) -> list[Path]:
     """The directories `trial_<i>` of a search, ordered by i."""
-    found = (path for path in search_dir.glob("trial_*/") if path.name.removeprefix("trial_").isdecimal())
-    return sorted(found, key=trial_number)
+    folders = (path for path in search_dir.glob("trial_*/") if path.name.removeprefix("trial_").isdecimal())
+    return sorted(folders, key=trial_number)
 
 
 def trial_number(trial_dir: Path) -> int:

@@ -85,8 +85,8 @@ class EpisodeStatistics:
             "episode_length": float(np.mean(self.lengths)) if self.lengths else math.nan,
         }
 
-    def to_dict(self) -> dict[str, Any]:
-        """The statistics as JSON values, for a checkpoint."""
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON values."""
         return {
             "episodes": self.episodes,
             "returns": list(self.returns),
@@ -95,7 +95,7 @@ class EpisodeStatistics:
         }
 
     def load(self, values: dict[str, Any]) -> None:
-        """Restores what `to_dict` returned."""
+        """Restores what `state` returned."""
         self.episodes = values["episodes"]
         self.returns.extend(values["returns"])
         self.lengths.extend(values["lengths"])
@@ -140,7 +140,7 @@ class Progress:
             "env_steps": self.env_steps,
             "updates": self.updates,
             "steps": self.steps_per_env,
-            "statistics": self.statistics.to_dict(),
+            "statistics": self.statistics.state(),
             "logged_env_steps": self.logged_env_steps,
             "evaluated_env_steps": self.evaluated_env_steps,
         }

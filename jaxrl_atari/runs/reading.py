@@ -94,7 +94,8 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
 
     A session ends with its budget, or early; see `EarlyEnd`. A session whose latest checkpoint is damaged has not
-    finished: a resume says what is wrong with it.
+    finished: a resume says what is wrong with it. `report.summary.Run.is_finished` asks the log points
+    instead, and leaves the evaluation out.
     """
     latest = latest_env_steps(session_dir)
     early_end = read_early_end(session_dir)
@@ -133,7 +134,7 @@ class EarlyEnd(NamedTuple):
 
 
 def read_early_end(session_dir: Path) -> EarlyEnd | None:
-    """Reads the early end of a session; None if it has none, or has another latest checkpoint: it was resumed.
+    """Reads the early end of a session; None if it has none, or if a resume has taken it further.
 
     A damaged stopped.json counts as none: the session trains on, and the rule that stopped it stops it again.
     """

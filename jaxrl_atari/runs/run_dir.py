@@ -214,9 +214,8 @@ def is_only_copy(run_dir: Path, path: Path) -> bool:
     copies = []
     for copy in _copies(run_dir / CODE_FOLDER, path.name):
         content = copy.read_bytes()
-        namesake = imported.get(copy.name)
-        is_of_another = copy.name != path.name and namesake is not None and namesake.is_file()
-        if not (is_of_another and namesake.read_bytes() == content):
+        namesake = None if copy.name == path.name else imported.get(copy.name)
+        if namesake is None or not namesake.is_file() or namesake.read_bytes() != content:
             copies.append(content)
     return path.is_file() and copies == [path.read_bytes()]
 

@@ -12,7 +12,7 @@ from jaxrl_atari.runs.columns import MACHINE_COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Writer
 
-LATER_COLUMNS = {"sps", *MACHINE_COLUMNS}
+OPTIONAL_COLUMNS = {"sps", *MACHINE_COLUMNS}
 """Columns of speed and machine, which not every log point has. No metric of an update may be named after one."""
 
 
@@ -195,7 +195,7 @@ class SessionLog:
             **progress.statistics.to_row(),
             "learning_rate": learning_rate,
         }
-        if taken := (counted.keys() | LATER_COLUMNS) & names.keys():
+        if taken := (counted.keys() | OPTIONAL_COLUMNS) & names.keys():
             name = min(taken)
             value = next(each[name] for each in self._unlogged if name in each)
             raise InterfaceError(

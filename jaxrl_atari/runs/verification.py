@@ -31,5 +31,5 @@ def read_verification(session_dir: Path) -> Verification | None:
     path = session_dir / VERIFIED_FILE
     if not path.is_file():
         return None
-    found = read_result(path, date=str, version=str, rows=int, games=int, env_steps=int)
-    return Verification(**{name: found[name] for name in Verification._fields})
+    values = read_result(path, date=str, version=str, rows=int, games=int, env_steps=int)
+    return Verification(**{name: values[name] for name in Verification._fields})

@@ -50,17 +50,17 @@ class SweepResults(NamedTuple):
         """The content of results.json."""
         return {
             "vary": self.plan.vary,
-            "games": [{"game": row.game_row.game, **row.fields, **_figures(row.game_row)} for row in self.rows],
+            "games": [{"game": row.game_row.game, **row.fields, **_row_values(row.game_row)} for row in self.rows],
             "settings": {label: suite.to_json() for label, suite in self.suites.items()},
         }
 
     def to_csv(self) -> str:
-        """The content of results.csv. An empty cell is an unknown figure; the value None of a field is `none`."""
+        """The content of results.csv. An empty cell is an unknown value; the value None of a field is `none`."""
         file = io.StringIO()
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["game", *self.plan.vary, *TABLE_COLUMNS])
         for row in self.rows:
-            writer.writerow([row.game_row.game, *self._field_texts(row), *_figures(row.game_row).values()])
+            writer.writerow([row.game_row.game, *self._field_texts(row), *_row_values(row.game_row).values()])
         return file.getvalue()
 
     def to_markdown(self) -> str:
@@ -84,8 +84,8 @@ class SweepResults(NamedTuple):
         titles = GAME_COLUMNS | {"score": "score"}  # "ours" has no reference beside it here
         rows = [["game", *self.plan.vary, *(titles[name] for name in TABLE_COLUMNS)]]
         for row in self.rows:
-            figures = _figures(row.game_row).values()
-            cells = [value if isinstance(value, str) else score_text(value) for value in figures]
+            values = _row_values(row.game_row).values()
+            cells = [value if isinstance(value, str) else score_text(value) for value in values]
             rows.append([row.game_row.game, *self._field_texts(row), *cells])
         return rows
 
@@ -94,7 +94,7 @@ class SweepResults(NamedTuple):
         return [value_text(row.fields[name]) for name in self.plan.vary]
 
 
-def _figures(row: GameRow) -> dict[str, Any]:
+def _row_values(row: GameRow) -> dict[str, Any]:
     """The values of a row in `TABLE_COLUMNS`."""
     return {name: getattr(row, name) for name in TABLE_COLUMNS}
 

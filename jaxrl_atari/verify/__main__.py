@@ -84,7 +84,7 @@ def _verify_sessions(config: Config, options: Options) -> None:
                 _remove_result(session_dir / VERIFIED_FILE)
             continue
         say(f"{session_dir.name}  verified: {recomputed.text}")
-        if recomputed.is_whole:
+        if recomputed.played_all:
             problem = try_write_verification(session_dir, recomputed.verification())
             if problem:
                 say(f"{session_dir.name}  the result is not saved: {problem}")
@@ -118,9 +118,9 @@ def _retrain_sessions(options: Options, env_steps: int) -> None:
     for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
         require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
     kept = {path: checkpoint_env_steps(path) for path in _chosen_sessions(options)}
-    chosen = [path for path, each in kept.items() if env_steps in each]
+    chosen = [path for path, steps in kept.items() if env_steps in steps]
     if not chosen:
-        there = "; ".join(f"{path.name}: {', '.join(map(str, each)) or 'none'}" for path, each in kept.items())
+        there = "; ".join(f"{path.name}: {', '.join(map(str, steps)) or 'none'}" for path, steps in kept.items())
         raise UserError(f"--retrain {env_steps}: there is no checkpoint at this env step; kept are: {there}")
     for line in tune_process():
         say(line)

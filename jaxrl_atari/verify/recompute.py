@@ -30,7 +30,7 @@ class Recomputed(NamedTuple):
     env_steps: int  # of the log of actions
 
     @property
-    def is_whole(self) -> bool:
+    def played_all(self) -> bool:
         """Whether all games were played."""
         return self.pieces == self.all_pieces
 
@@ -38,7 +38,7 @@ class Recomputed(NamedTuple):
     def text(self) -> str:
         """The result in a line."""
         games = counted(self.games, "game")
-        if not self.is_whole or not self.games:
+        if not self.played_all or not self.games:
             games = f"{self.pieces} of {self.all_pieces} pieces of games, in which {games} ended,"
         return f"{self.rows:,} of {self.all_rows:,} rows and {games} are equal"
 
@@ -107,7 +107,9 @@ def _excused_by(run_dir: Path, *packages: str) -> Iterator[None]:
         yield
     except VerificationFailed as error:
         versions = {package: other_versions(run_dir, package) for package in packages}
-        other = [f"{package} was {' or '.join(each)} in training" for package, each in versions.items() if each]
+        other = [
+            f"{package} was {' or '.join(others)} in training" for package, others in versions.items() if others
+        ]
         if not other:
             raise
         raise UserError(

@@ -38,15 +38,15 @@ def retrain(session_dir: Path, start: int) -> str:
         VerificationFailed: training arrives at other bits.
         UserError: the part cannot be trained again here.
     """
-    name = f"{session_dir}, --retrain {start}"
+    prefix = f"{session_dir}, --retrain {start}"
     try:
         target = _find_target(session_dir, start)
         arrived = _train_again(session_dir, start, target)
         _require_same_bits(session_dir.parent, target, arrived)
     except VerificationFailed as error:
-        raise VerificationFailed(f"{name}: {error}") from error
+        raise VerificationFailed(f"{prefix}: {error}") from error
     except UserError as error:
-        raise UserError(f"{name}: {error}") from error
+        raise UserError(f"{prefix}: {error}") from error
     return (
         f"{session_dir.name}  retrained: from {start:,} to {target.env_steps:,} env steps, all bits of"
         f" {len(target.digests)} arrays are equal"
