@@ -14,7 +14,7 @@ import optax.contrib
 
 from jaxrl_atari.algorithm import Metrics, Rollout, TrainState
 from jaxrl_atari.errors import InterfaceError, require_interface
-from jaxrl_atari.network_functions import described, is_array_like, is_precise
+from jaxrl_atari.network_functions import described, is_array_like, is_precise, strongly_typed
 
 REAL = (jnp.integer, jnp.floating, jnp.bool_)
 """The types of real numbers."""
@@ -85,15 +85,6 @@ def check_loss(returned: Any) -> tuple[jax.Array, Metrics]:
     )
     require_interface(is_single, "loss", described(loss), "a single float, such as batch.mean(x)")
     return as_float(loss), as_floats(metrics, "loss")
-
-
-def strongly_typed(tree: Any) -> Any:
-    """The leaves of a tree as arrays of fixed types.
-
-    Python numbers, and arrays that are computed from them alone, are weakly typed in JAX. A state with such leaves
-    would compile the update twice, because the leaves have fixed types after an update or a restore.
-    """
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 
 def leaves_by_path(tree: Any) -> dict[str, Any]:
@@ -234,4 +225,4 @@ def check_optimizer_step(before: TrainState, returned: Any) -> tuple[Any, optax.
     updates, opt_state = returned
     check_same_form(updates, before.params, f"updates{{}} of {name}", "as in the parameters", form=shape_alone)
     check_same_form(opt_state, before.opt_state, f"state{{}} of {name}", BEFORE)
-    return updates, opt_state
+    return updates, strongly_typed(opt_state)

@@ -131,12 +131,14 @@ def map_images(function: Callable[[jax.Array], jax.Array], stacks: jax.Array) ->
         InterfaceError: the function returns another type or shape.
         ValueError: `stacks` are of no layout.
     """
+    if stacks.shape[-1] % STACK:
+        raise ValueError(f"shape of stacks = {list(stacks.shape)}: expected a last axis of {STACK} frames")
     frames = stacks.reshape(*stacks.shape[:-1], STACK, -1)
     layout = layout_of(frames[..., 0, :].shape)
     pictures = jnp.stack([layout.to_images(frames[..., j, :]) for j in range(STACK)], axis=-1)
     changed = function(pictures)
     expected = f"uint8{list(pictures.shape)}, as the function was given: end it with .astype(jnp.uint8)"
-    same = changed.dtype == jnp.uint8 and changed.shape == pictures.shape
-    got = f"{changed.dtype}{list(changed.shape)}"
+    got = f"{changed.dtype}{list(changed.shape)}" if isinstance(changed, jax.Array) else type(changed).__name__
+    same = got == f"uint8{list(pictures.shape)}"
     require_interface(same, "result of the function of map_images", got, expected)
     return arrange_stacks(layout, changed)

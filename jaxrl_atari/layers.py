@@ -71,11 +71,13 @@ class Conv(nn.Module):
             raise ValueError(f"Conv {self.name}: expected images [N, H, W, C], got the shape {list(x.shape)}")
         size = self.kernel_size
         # One number is refused: for `nn.Conv` it is a kernel of one dimension.
-        if np.shape(size) != (2,):
+        if np.shape(size) != (2,) or min(size) < 1:
             raise ValueError(f"Conv {self.name}: kernel_size = {size}: expected (height, width), such as (3, 3)")
         strides = self.strides if isinstance(self.strides, tuple) else (self.strides, self.strides)
-        if len(strides) != 2 or strides[0] != strides[1]:
-            raise ValueError(f"Conv {self.name}: strides = {self.strides}: expected one number, or two equal ones")
+        if len(strides) != 2 or strides[0] != strides[1] or strides[0] < 1:
+            raise ValueError(
+                f"Conv {self.name}: strides = {self.strides}: expected one number from 1 on, or two equal ones"
+            )
         if str(self.padding).upper() not in PADDINGS:
             raise ValueError(
                 f"Conv {self.name}: padding = {self.padding!r}: expected one of {', '.join(PADDINGS)}"
@@ -91,7 +93,7 @@ class Conv(nn.Module):
                 f"Conv {self.name}: expected images of at least {size[0]}x{size[1]} pixels, the size of the"
                 f" kernel; with their padding, they have {padded[0]}x{padded[1]}"
             )
-        if for_cpus.value and len(x):  # an empty batch has no blocks
+        if for_cpus.value:
             scaled = kernel / 255 if is_pixels else kernel
             y: jax.Array = cpu_convolution(x, scaled, strides[0], pads, jnp.dtype(self.dtype))
             return y + bias

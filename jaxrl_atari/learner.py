@@ -163,15 +163,16 @@ class SequentialLearner(Learner):
 
         `Session.save` calls it, too, because a checkpoint keeps the state of one device alone. All devices start
         from the same state, and gradients are means over all of them, so only `prepare` can make the state differ.
+
         Devices may round the optimiser's steps differently, so parameters and the optimiser's state are compared
-        with `jnp.allclose`, and the rest exactly. A difference in second moments,
-        which are often too small for `jnp.allclose`, is found once the parameters have followed it.
+        with `jnp.allclose`, and the rest exactly. A difference in second moments, which are often too small for
+        `jnp.allclose`, is found once the parameters have followed it.
 
         On several devices, the comparison waits for the update.
         """
-        stepped = replace(self._state, extra=())
-        others = replace(self._state, params=(), opt_state=())
-        leaf = self._parallel.differing_leaf(stepped, rounded=True) or self._parallel.differing_leaf(others)
+        rounded = replace(self._state, extra=())
+        exact = replace(self._state, params=(), opt_state=())
+        leaf = self._parallel.differing_leaf(rounded, rounded=True) or self._parallel.differing_leaf(exact)
         if leaf is not None:
             found, expected = "another value on each device", "the same on all devices"
             hint = "compute means over the rollout with mean(x) and mean.moments(x)"

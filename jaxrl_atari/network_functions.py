@@ -119,7 +119,7 @@ def initial_carry(module: Any, num_envs: int) -> Any:
         fits = is_array_like(memory) and jnp.shape(memory)[:1] == (num_envs,)
         expected = f"arrays with one row per environment, of shape [{num_envs}, ...]"
         require_interface(fits, name, described(memory), expected)
-    return carry
+    return strongly_typed(carry)
 
 
 def _is_recurrent_module(module: nn.Module) -> bool:
@@ -166,7 +166,7 @@ def check_outputs(module: Any, returned: Any, observation: Observation) -> Outpu
     else:
         hint = "a network with a memory has a method initial_carry"
         require_interface(not is_recurrent(returned.carry), f"carry {of_network}", got, "none", hint)
-    return returned
+    return returned._replace(carry=strongly_typed(returned.carry))
 
 
 def described(x: Any) -> str:
@@ -174,6 +174,15 @@ def described(x: Any) -> str:
     if type(x) is tuple:
         return f"({', '.join(map(described, x))})"
     return f"{jnp.result_type(x)}{_text(jnp.shape(x))}" if is_array_like(x) else type(x).__name__
+
+
+def strongly_typed(tree: Any) -> Any:
+    """The leaves of a tree as arrays of fixed types.
+
+    Python numbers, and arrays that are computed from them alone, are weakly typed in JAX. A state or a memory with
+    such leaves would compile its program twice, because they have fixed types once they were stored or restored.
+    """
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
 
 
 def is_precise(x: Any) -> bool:

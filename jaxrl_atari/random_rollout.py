@@ -30,7 +30,7 @@ def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metric
         The state after the update, and the metrics, as `update.update` returns them.
 
     Raises:
-        ConfigError: there is no such algorithm or network.
+        ConfigError: there is no such algorithm or network, or the minibatches do not suit the rollout.
         InterfaceError: one of them breaks a rule of its interface.
     """
     params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)

@@ -68,8 +68,9 @@ def run_session(
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
         ends_early: asked before each rollout while the budget lasts; once it is true, the session ends as if its
-            budget were spent. With `devices.distributed`, give it in all processes or in none: their answers are
-            summed. One true answer ends the session in all of them.
+            budget were spent, but without an evaluation that is due at the end of the budget. With
+            `devices.distributed`, give it in all processes or in none: their answers are summed. One true answer
+            ends the session in all of them.
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint, if any, is kept), a file cannot be
@@ -133,6 +134,7 @@ def iterations(session: "Session") -> Iterator[PendingMetrics]:
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
         log.after_update(pending_metrics, rate, (collected.waiting_seconds, collected.other_seconds))
+        session.keep_dir()
         del collected  # without overlap, this frees the memory of the rollout before the next one is filled
         session.evaluate_if_due()
         session.checkpoint_if_due()
@@ -161,6 +163,7 @@ class Session:
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
+    keep_dir: Callable[[], None]  # a new directory stays from now on; before the first update, an error removes it
     stop_requested: Callable[[], bool]
     ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
@@ -185,7 +188,10 @@ class Session:
         return not self.is_over and not self.is_stopping()
 
     def evaluate_if_due(self) -> None:
-        """Writes the result of an evaluation that has ended. Starts one if it is due and none is running."""
+        """Writes the result of an evaluation that has ended, and starts one if it is due.
+
+        It waits for the one before, and training with it. A stop request ends the wait; then none is started.
+        """
         if self.evaluator is None:
             return
         self.evaluator.poll()
@@ -339,7 +345,7 @@ def open_session(
     network_for = partial(make_network, config.network)
     advice_for = partial(network_advice, config.network)
     with contextlib.ExitStack() as exits:
-        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else None
+        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else lambda: None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         say = outputs.message
         say("starting the games and the network")
@@ -423,13 +429,12 @@ def open_session(
             log=log,
             evaluator=evaluator,
             checkpoints=checkpoints if leads else None,
+            keep_dir=keep_dir,
             stop_requested=stop_requested,
             ends_early=ends_early,
         )
         say(f"device: {session.describe_devices()}")
         if resumed is not None:
             say(resume_text(resumed.meta, session.meta()))
-        if keep_dir is not None:  # nothing can be refused any more: a new directory stays
-            keep_dir()
-        del arrays, resumed  # frees their memory: the learner has a copy of what it needs
+        del arrays, resumed  # frees the train state and the checkpoint: the learner has a copy
         yield session

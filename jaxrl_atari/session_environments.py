@@ -13,7 +13,7 @@ import numpy as np
 from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
-from jaxrl_atari.errors import reason
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.groups import EnvGroup
 from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.network_interface import Network
@@ -174,10 +174,18 @@ def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
-    """The carry of a group, from what `join_carries` returned."""
+    """The carry of a group, from what `join_carries` returned.
+
+    Raises:
+        UserError: the network has a memory of another form.
+    """
     envs = slice(group.first_env, group.first_env + group.pool.num_envs)
     leaves, structure = jax.tree.flatten(group.rollout_start.carry)
-    return structure.unflatten([saved[str(number)][envs] for number in range(len(leaves))])
+    own = {str(number): leaf for number, leaf in enumerate(leaves)}
+    found, expected = ({name: x.shape[1:] for name, x in carry.items()} for carry in (saved, own))
+    if found != expected:
+        raise UserError(f"the memory of the network has other shapes: {found} -> {expected}")
+    return structure.unflatten([saved[name][envs] for name in own])
 
 
 def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:

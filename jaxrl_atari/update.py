@@ -20,12 +20,12 @@ from jaxrl_atari.algorithm_checks import (
     check_optimizer_state,
     check_optimizer_step,
     check_prepared,
-    strongly_typed,
 )
 from jaxrl_atari.algorithm_options import check_options
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import require
 from jaxrl_atari.minibatches import draw_minibatches, observe
+from jaxrl_atari.network_functions import strongly_typed
 from jaxrl_atari.network_interface import Apply
 
 

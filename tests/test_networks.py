@@ -1038,14 +1038,14 @@ def test_strides_are_those_of_flax_where_they_are_equal():
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
-@pytest.mark.parametrize("strides", [(2, 1), (2,), (2, 2, 2)])
+@pytest.mark.parametrize("strides", [(2, 1), (2,), (2, 2, 2), (0, 0)])
 def test_strides_are_refused_alike_on_every_device(strides, for_cpu):
-    expected = r"Conv conv: strides = \(.*\): expected one number, or two equal ones"
+    expected = r"Conv conv: strides = \(.*\): expected one number from 1 on, or two equal ones"
     with for_cpus(for_cpu), pytest.raises(ValueError, match=expected):
         Conv(3, (3, 3), strides=strides, name="conv").init(jax.random.key(0), jnp.zeros((1, 9, 9, 2)))
 
 
-@pytest.mark.parametrize("size", [3, (3,), (3, 3, 3)])
+@pytest.mark.parametrize("size", [3, (3,), (3, 3, 3), (0, 3)])
 def test_a_kernel_is_of_an_image(size):
     """`nn.Conv` takes one number, too: as a kernel of one dimension."""
     expected = r"^Conv conv: kernel_size = .*: expected \(height, width\), such as \(3, 3\)"
@@ -1251,13 +1251,19 @@ def test_pictures_are_changed_in_any_layout(layout):
 
 @pytest.mark.parametrize(
     ("function", "got"),
-    [(lambda x: 0.9 * x, r"float32\[2, 84, 84, 4\]"), (lambda x: x[:, 2:-2], r"uint8\[2, 80, 84, 4\]")],
+    [
+        (lambda x: 0.9 * x, r"float32\[2, 84, 84, 4\]"),
+        (lambda x: x[:, 2:-2], r"uint8\[2, 80, 84, 4\]"),
+        (lambda x: None, "NoneType"),
+    ],
 )
 def test_pictures_stay_bytes_of_the_same_shape(function, got):
     """A network would not divide floats by 255, and they would be 255 times too large."""
     with pytest.raises(InterfaceError, match=rf"map_images = '{got}': expected uint8\[2, 84, 84, 4\]") as error:
         map_images(function, jnp.asarray(random_stacks(2)))
     assert "astype(jnp.uint8)" in str(error.value)
+    with pytest.raises(ValueError, match=r"shape of stacks = \[2, 84, 84, 3\]: expected a last axis of 4 frames"):
+        map_images(function, jnp.zeros((2, 84, 84, 3), jnp.uint8))
 
 
 class MaxPooled(nn.Module):

@@ -13,9 +13,11 @@ from small_networks import FeedForward, Recurrent, make
 from jaxrl_atari.algorithm import Mean
 from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.minibatches import apply_to_rollout, draw_minibatches, observe
 from jaxrl_atari.ppo import PPO
-from jaxrl_atari.rollout import collect
+from jaxrl_atari.rollout import act, collect
+from jaxrl_atari.session_environments import join_carries, split_carry
 from jaxrl_atari.update import init_train_state, update
 
 
@@ -59,6 +61,32 @@ def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
             recomputed = apply_to_rollout(params, network.apply, rollout, Mean.over(rollout.weight), bound)
             np.testing.assert_allclose(recomputed.value[:-1], rollout.value, atol=1e-5)
             np.testing.assert_allclose(recomputed.value[-1], rollout.bootstrap_value, atol=1e-5)
+
+
+class WeaklyTyped(Recurrent):
+    @staticmethod
+    def initial_carry(num_envs):
+        return jnp.full((num_envs, 32), 0.0), jnp.full((num_envs, 32), 0.0)
+
+
+def test_a_memory_has_fixed_types_from_the_start():
+    """Otherwise its programs would be compiled again once they have computed it."""
+    params, network = make(WeaklyTyped, NoisePool.num_actions)
+    assert not any(x.weak_type for x in jax.tree.leaves(network.initial_carry(4)))
+    group = group_of(NoisePool(4, seed=0), network)
+    collect([[group]], [params], jax.random.key(0), 2)
+    before = act._cache_size()
+    collect([[group]], [params], jax.random.key(1), 2)
+    assert act._cache_size() == before
+
+
+def test_a_memory_of_another_form_does_not_go_on():
+    group = group_of(NoisePool(4, seed=0), make(Recurrent, NoisePool.num_actions)[1])
+    saved = join_carries([group.rollout_start.carry])
+    jax.tree.map(np.testing.assert_array_equal, split_carry(saved, group), group.rollout_start.carry)
+    for other in ({"0": saved["0"]}, saved | {"2": saved["0"]}, saved | {"1": saved["1"][:, :-1]}, {}):
+        with pytest.raises(UserError, match="the memory of the network has other shapes"):
+            split_carry(other, group)
 
 
 class Cue(FakePool):

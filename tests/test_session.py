@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import psutil
 import pytest
@@ -39,6 +40,7 @@ from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.groups import EnvGroup
+from jaxrl_atari.ppo import PPO
 from jaxrl_atari.provenance import resume_text
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
@@ -296,6 +298,16 @@ def test_what_is_not_finite_is_not_saved(overlap, session_dir, monkeypatch):
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):  # the newest metrics do not show it
             run.save(None)
+
+
+def test_an_error_in_the_first_update_leaves_no_directory(session_dir, monkeypatch):
+    def loss(params, apply, batch, options):
+        return jnp.zeros(3), {}
+
+    monkeypatch.setattr(session, "find_algorithm", lambda name: PPO._replace(loss=loss))
+    with pytest.raises(InterfaceError, match=r"loss = 'float32\[3\]': expected a single float"):
+        run_session(TINY, session_dir)
+    assert not session_dir.exists()
 
 
 @pytest.mark.long
