@@ -176,8 +176,7 @@ another column of `metrics.csv`. A value that is not finite ends the training; t
 """
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(flax.struct.PyTreeNode):
     """State that an update replaces and a checkpoint keeps. It is equal on all devices."""
 
     params: Any
