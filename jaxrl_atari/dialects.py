@@ -91,13 +91,13 @@ def dialect_text(config: Config) -> str:
         `published spec`. With more than `MAX_LISTED` differences, the text is `own settings`.
     """
     default = Config()
-    found = _settings(config)
+    own = _settings(config)
     known = {PUBLISHED_SPEC: _settings(default)}
     for name, dialect in DIALECTS.items():
         env = replace(default.env, num_envs=dialect.num_envs)
         known[name] = _settings(replace(default, env=env, ppo=dialect.ppo))
     differences = {
-        name: [f"{field}={_text(value)}" for field, value in found.items() if value != settings[field]]
+        name: [f"{field}={_text(value)}" for field, value in own.items() if value != settings[field]]
         for name, settings in known.items()
     }
     name = min(differences, key=lambda each: len(differences[each]))  # among equals, the first

@@ -110,15 +110,15 @@ def _each_usable(
     Raises:
         UserError: a directory cannot be read for another reason.
     """
-    found = {}
+    results = {}
     for name, directory in directories.items():
         try:
-            found[name] = work(directory)
+            results[name] = work(directory)
         except MetricsError as error:
             if is_only_one:
                 raise
             say(f"not drawn: {error}", sys.stderr)
-    return found
+    return results
 
 
 class Directories(NamedTuple):
@@ -136,19 +136,19 @@ def _by_kind(directories: Mapping[str, Path]) -> Directories:
     A path of no kind is named on stderr and left out, because `data/*` may also match other files. But a path that
     is alone or does not exist counts as a run, because the error of reading it says what is wrong.
     """
-    kinds = Directories({}, {}, {}, {})
+    by_kind = Directories({}, {}, {}, {})
     for name, path in directories.items():
         if is_search(path):
-            kinds.searches[name] = path
+            by_kind.searches[name] = path
         elif is_sweep(path):
-            kinds.sweeps[name] = path
+            by_kind.sweeps[name] = path
         elif is_suite(path):
-            kinds.suites[name] = path
+            by_kind.suites[name] = path
         elif is_run(path) or not path.exists() or len(directories) == 1:
-            kinds.runs[name] = path
+            by_kind.runs[name] = path
         else:
             say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
-    return kinds
+    return by_kind
 
 
 def _draw_suites(suites: Mapping[str, Suite], options: Options, file: str) -> None:
@@ -176,16 +176,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
-    kinds = _by_kind(dict(zip(names, directories, strict=True)))
+    by_kind = _by_kind(dict(zip(names, directories, strict=True)))
 
     # Runs and suites are read before anything is drawn, so that one that cannot be read is an error at once.
-    runs = _each_usable(read_run, kinds.runs, count == 1)
-    suites = {name: read_suite(path) for name, path in kinds.suites.items()}
+    runs = _each_usable(read_run, by_kind.runs, count == 1)
+    suites = {name: read_suite(path) for name, path in by_kind.suites.items()}
     for suite in suites.values():
         for problem in suite.damaged.values():
             say(f"not drawn: {problem}", sys.stderr)
-    drawn = _each_usable(_draw_search, kinds.searches, count == 1)
-    drawn |= _each_usable(_draw_setting_curves, kinds.sweeps, count == 1)
+    drawn = _each_usable(_draw_search, by_kind.searches, count == 1)
+    drawn |= _each_usable(_draw_setting_curves, by_kind.sweeps, count == 1)
     if not (runs or suites or drawn):
         raise UserError("nothing is drawn: the lines above say why")
     for files in drawn.values():

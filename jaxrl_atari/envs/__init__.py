@@ -103,11 +103,11 @@ def require_ale_py() -> None:
     Raises:
         UserError: ale-py is too old.
     """
-    found = version("ale-py")
-    numbers = [int(number) for number in re.findall(r"\d+", found)[:3]]
+    installed = version("ale-py")
+    numbers = [int(number) for number in re.findall(r"\d+", installed)[:3]]
     if numbers < [*OLDEST_ALE_PY]:
         oldest = ".".join(map(str, OLDEST_ALE_PY))
-        raise UserError(f"ale-py {found} is too old: {oldest} or a later one is needed; pip install -U ale-py")
+        raise UserError(f"ale-py {installed} is too old: {oldest} or a later one is needed; pip install -U ale-py")
 
 
 def make_pool(

@@ -175,9 +175,9 @@ def parse_game(name: str) -> tuple[str, ReferenceProtocol | None]:
     """
     for pattern, protocol in _SPELLINGS:
         match = re.fullmatch(pattern, name.lower())
-        found = _NAME_OF.get(_letters(match[1])) if match else None
-        if found is not None:
-            return found, protocol
+        game = _NAME_OF.get(_letters(match[1])) if match else None
+        if game is not None:
+            return game, protocol
     bare = re.sub(r"^ale/|((noframeskip|deterministic)?(-ram.*)?(-v\d+)?)$", "", name.lower())
     closest = difflib.get_close_matches(_letters(bare), _NAME_OF, 1)
     hint = "for example Qbert, Breakout or MsPacman"

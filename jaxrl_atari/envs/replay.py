@@ -80,8 +80,8 @@ def restore_games(pool: EnvPool, start: EnvStep, games: GamesInProgress) -> Repl
         episodes.count(replayed.step)
         newest.append(replayed.step)
     step = newest.pop()
-    found = (step.frame, pool.lives, episodes.so_far)
-    if not all(map(np.array_equal, found, (games.frame, games.lives, games.in_progress))):
+    reached = (step.frame, pool.lives, episodes.so_far)
+    if not all(map(np.array_equal, reached, (games.frame, games.lives, games.in_progress))):
         raise UserError("the games do not end in the frames, lives and returns that the checkpoint has")
     frames = np.zeros((PAST, *games.frame.shape), np.uint8)
     age = np.full(pool.num_envs, PAST, np.int32)

@@ -73,8 +73,8 @@ def read_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> Cpu:
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
 
     def field(name: str) -> str:
-        found = re.search(rf"^{name}\s*: (.+)", text, re.MULTILINE)
-        return found[1] if found else ""
+        match = re.search(rf"^{name}\s*: (.+)", text, re.MULTILINE)
+        return match[1] if match else ""
 
     sets = tuple(name for name, flag in INSTRUCTION_SETS.items() if flag in field("flags").split())
     return Cpu(field("model name") or platform.machine(), sets, usable_cores())

@@ -54,12 +54,12 @@ class NvidiaGpus:
             return _driver_fails(error)
         if errors and not gpus:
             return _driver_fails(errors[0])
-        found = obey_mig(obey_cuda_visible_devices(gpus, _slice_of_uuid))._replace(failures=tuple(errors))
-        if found.gpus and not any("cuda" in name for name in _jax_plugins()):
+        visible = obey_mig(obey_cuda_visible_devices(gpus, _slice_of_uuid))._replace(failures=tuple(errors))
+        if visible.gpus and not any("cuda" in name for name in _jax_plugins()):
             install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
             why = f"JAX's CUDA plugin is not installed; {install}"
-            return VisibleGpus((), why, found.failures, lacks_plugin=True)
-        return found
+            return VisibleGpus((), why, visible.failures, lacks_plugin=True)
+        return visible
 
     def forbid(self, why: str) -> None:
         """See `GpuProvider`. The first reason stays."""

@@ -135,9 +135,7 @@ class Statistic(NamedTuple):
     compute: Callable[..., np.ndarray]
     low: float = -np.inf  # its smallest possible value
     high: float = np.inf  # its largest possible value
-    parts: Callable[..., np.ndarray] = (
-        game_means  # what each game adds to it, or its mean in place of that `[M, ...]`
-    )
+    parts: Callable[..., np.ndarray] = game_means  # what each game adds to it, or its mean instead `[M, ...]`
     exact: Callable[..., np.ndarray] | None = None  # the statistic without the rounding that biases it
 
 

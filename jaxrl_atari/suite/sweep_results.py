@@ -43,7 +43,7 @@ class SweepResults(NamedTuple):
 
     path: Path
     plan: SweepPlan
-    suites: Mapping[str, SuiteResults]  # label of a setting -> the results of its suite
+    by_label: Mapping[str, SuiteResults]  # label of a setting -> the results of its suite
     rows: list[SweepRow]  # the settings of each game beside each other
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class SweepResults(NamedTuple):
         return {
             "vary": self.plan.vary,
             "games": [{"game": row.game_row.game, **row.fields, **_row_values(row.game_row)} for row in self.rows],
-            "settings": {label: suite.to_json() for label, suite in self.suites.items()},
+            "settings": {label: results.to_json() for label, results in self.by_label.items()},
         }
 
     def to_csv(self) -> str:
@@ -66,9 +66,8 @@ class SweepResults(NamedTuple):
     def to_markdown(self) -> str:
         """The content of results.md."""
         plan = self.plan
-        count = (
-            f"{counted(len(self.suites), 'setting')} of {', '.join(plan.vary)}, {counted(len(plan.games), 'game')}"
-        )
+        settings = f"{counted(len(self.by_label), 'setting')} of {', '.join(plan.vary)}"
+        count = f"{settings}, {counted(len(plan.games), 'game')}"
         sessions = f"{counted(plan.config.sessions, 'session')} of {plan.config.total_env_steps:,} env steps each"
         parts = [
             f"# {self.path.absolute().name}: {count}, {sessions}",
@@ -76,7 +75,7 @@ class SweepResults(NamedTuple):
             SWEEP_NOTE,
         ]
         if len(plan.games) > 1:
-            parts += _aggregate_parts(self.suites)
+            parts += _aggregate_parts(self.by_label)
         return "\n\n".join(parts) + "\n"
 
     def _text_rows(self) -> list[list[str]]:
@@ -99,25 +98,25 @@ def _row_values(row: GameRow) -> dict[str, Any]:
     return {name: getattr(row, name) for name in TABLE_COLUMNS}
 
 
-def sweep_results(sweep_dir: Path, plan: SweepPlan, suites: Mapping[str, SuiteResults]) -> SweepResults:
+def sweep_results(sweep_dir: Path, plan: SweepPlan, by_label: Mapping[str, SuiteResults]) -> SweepResults:
     """Makes the results of a sweep from the results of its suites; reads and writes nothing."""
     rows = [
         SweepRow(setting.fields, row)
         for game in plan.games
         for setting in plan.settings
-        for row in suites[setting.label].rows
+        for row in by_label[setting.label].rows
         if row.game == game
     ]
-    return SweepResults(sweep_dir, plan, suites, rows)
+    return SweepResults(sweep_dir, plan, by_label, rows)
 
 
-def _aggregate_parts(suites: Mapping[str, SuiteResults]) -> list[str]:
+def _aggregate_parts(by_label: Mapping[str, SuiteResults]) -> list[str]:
     """The table of human-normalised aggregates over the games that are complete in every setting.
 
     Empty if there is no such game with a human score, or if the settings differ in their protocols.
     """
-    protocols = {suite.protocol for suite in suites.values()}
-    scores = {label: suite.scores for label, suite in suites.items()}
+    protocols = {results.protocol for results in by_label.values()}
+    scores = {label: results.scores for label, results in by_label.items()}
     shared = sorted(set.intersection(*(set(games) for games in scores.values())))
     if len(protocols) > 1 or not shared:
         return []
