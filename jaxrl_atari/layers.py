@@ -93,7 +93,7 @@ class Conv(nn.Module):
                 f"Conv {self.name}: expected images of at least {size[0]}x{size[1]} pixels, the size of the"
                 f" kernel; with their padding, they have {padded[0]}x{padded[1]}"
             )
-        if for_cpus.value:
+        if for_cpus.value and len(x):  # an empty batch has no blocks
             scaled = kernel / 255 if is_pixels else kernel
             y: jax.Array = cpu_convolution(x, scaled, strides[0], pads, jnp.dtype(self.dtype))
             return y + bias

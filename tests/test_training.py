@@ -234,6 +234,7 @@ def test_the_checker_names_what_is_misplaced(misplace, what, open_run):
         next(iterations(run))
 
 
+@pytest.mark.long
 def test_a_state_that_differs_between_devices_is_not_saved(open_run):
     run = open_run(change(SMALL, devices=TWO), 1)
     rows = run.learner._state.params
