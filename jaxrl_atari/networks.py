@@ -4,7 +4,6 @@
 `network_interface.py` says what a network has, and how to add one of your own.
 """
 
-import math
 from functools import partial
 from typing import Any
 
@@ -35,7 +34,7 @@ def dense(features: int, scale: float, name: str, dtype: Any) -> nn.Dense:
 
 def hidden_layer(x: jax.Array, features: int, dtype: Any) -> jax.Array:
     """A dense layer on a torso's output: [N, ...] -> float32 [N, features]."""
-    x = x.reshape(len(x), math.prod(x.shape[1:]))  # not -1, which an empty batch leaves open
+    x = x.reshape(x.shape[0], -1)
     return nn.relu(dense(features, 2**0.5, "dense", dtype)(x)).astype(jnp.float32)
 
 

@@ -1161,9 +1161,6 @@ def test_no_samples_have_no_outputs(for_cpu):
     params = Methods().init(jax.random.key(0), jnp.zeros((1, 6, 5, 4), jnp.uint8))
     with for_cpus(for_cpu):
         assert Methods().apply(params, jnp.zeros((0, 6, 5, 4), jnp.uint8)).shape == (0, 6, 5, 3)
-        module = make_module(NetworkConfig(name="nature"), ACTIONS)
-        params = init_params(module, jax.random.key(0))
-        assert module.apply({"params": params}, jnp.zeros((0, 84, 84, 4), jnp.uint8)).logits.shape == (0, ACTIONS)
 
 
 @pytest.mark.parametrize("for_cpu", [False, True])
