@@ -1,5 +1,4 @@
-"""Checks of values: of options against their annotations (type, choices and limits), of new folders, of
-environment variables, and of JSON."""
+"""Checks of values: options against their annotations (type, choices, limits), environment variables, and JSON."""
 
 import dataclasses
 import json
@@ -121,7 +120,7 @@ def is_json(value: Any) -> bool:
     """Whether JSON can hold a value: one without tuples and NaN, whose keys are strings."""
     try:
         return json.loads(json.dumps(value, allow_nan=False)) == value
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return False
 
 

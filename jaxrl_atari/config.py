@@ -7,8 +7,8 @@ configs/dialects/ has those of the paper (Schulman et al. 2017), CleanRL and sta
 """
 
 import dataclasses
-import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -274,7 +274,8 @@ def check_coefficients(coefficients: Any, name: str) -> None:
         is_name = isinstance(each, str) and each.isidentifier()
         require(is_name, name, each, "names of letters, digits and _")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        require(is_number and math.isfinite(value), f"{name}.{each}", value, "a finite number")
+        is_finite = is_number and abs(value) <= sys.float_info.max  # NaN is not; a large `int` is no float
+        require(is_finite, f"{name}.{each}", value, "a finite number")
 
 
 @dataclass(frozen=True)
@@ -436,7 +437,7 @@ class Config:
     def _check_trial(self) -> None:
         """Raises `ConfigError` for a name, seed or budget that no trial can have."""
         require(
-            Path(self.name).name == self.name and self.name not in ("", ".."),
+            Path(self.name).name == self.name and self.name not in ("", "..") and self.name.isprintable(),
             "name",
             self.name,
             expected="a plain file name",

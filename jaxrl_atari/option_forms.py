@@ -12,13 +12,16 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from jaxrl_atari.checks import Limits
 
+MAX_DIGITS = 19
+"""Digits of a whole number. No option is that large, and Python refuses to read thousands of digits."""
+
 
 def parse_word(text: str) -> bool | int | str | None:
     """The value that a word of a command line stands for: True, False, None, a whole number, or itself."""
     named = {"true": True, "false": False, "none": None}
     if text.lower() in named:
         return named[text.lower()]
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.isdecimal() and len(text) <= MAX_DIGITS else text
 
 
 def parse_choice(text: str) -> bool | int | str | None:
@@ -103,7 +106,7 @@ def parse_number(text: str, whole: bool) -> float | str:
         return text
     if not whole:
         return number
-    if re.fullmatch(r"[+-]?[\d_]+", text):
+    if re.fullmatch(r"[+-]?[\d_]+", text) and len(text) <= MAX_DIGITS:
         return int(text)
     return int(number) if number.is_integer() else text
 

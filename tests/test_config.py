@@ -10,7 +10,7 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOC
 from jaxrl_atari.config_dicts import changed_fields, config_from_dict, set_fields
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.option_forms import parse_choice
+from jaxrl_atari.option_forms import parse_choice, parse_number
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.schedules import current_options
 
@@ -132,6 +132,8 @@ def env(**options):
         ),
         (lambda: Config(env=None), r"env = None: expected a value of type EnvConfig"),
         (lambda: Config(name="a/b"), r"name = 'a/b': expected a plain file name"),
+        (lambda: Config(name="a\0b"), r"name = 'a\\x00b': expected a plain file name"),
+        (ppo(coefficients={"a": 10**400}), r"ppo\.coefficients\.a = 1000+: expected a finite number"),
         # What does not go together.
         (env(game="QbertNoFrameskip-v4", protocol="v5"), r"env\.protocol = 'v5': expected classic"),
         (env(max_frames=10), r"env\.max_frames = 10: expected a multiple of 4"),
@@ -166,6 +168,11 @@ def test_invalid_values_are_rejected_in_one_line(make, message):
 def test_spellings_of_the_gpu_option(written, gpu):
     parsed = parse_choice(written)
     assert (parsed, type(parsed)) == (gpu, type(gpu))
+
+
+def test_a_whole_number_of_thousands_of_digits_is_no_number():
+    text = "1" * 5_000
+    assert parse_choice(text) == text == parse_number(text, whole=True)
 
 
 def test_a_dict_that_becomes_empty_has_no_line_of_its_own():

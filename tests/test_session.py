@@ -161,7 +161,7 @@ def test_a_metric_that_has_the_name_of_a_column(name):
     log.read_newest()
     progress.count(300, [], 16)
     with pytest.raises(
-        InterfaceError, match=rf"metric {name} = .*: expected a name that no column of a log point has"
+        InterfaceError, match=rf"metric {name} = .*: expected another name than those of the columns"
     ):
         log.last_point(1e-3)
 

@@ -139,6 +139,10 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
             ["--vary", "ppo.learning_rate=1e-4,1e-3", "--ppo.learning-rate", "5e-4"],
             "--ppo.learning-rate = 0.0005: expected no such option, because --vary has ppo.learning_rate",
         ),
+        (
+            ["--vary", "ppo.normalize_advantages=true,false", "--ppo.no-normalize-advantages"],
+            "--ppo.normalize-advantages = False: expected no such option, because --vary has ppo.normalize_adv",
+        ),
         (["--vary", "ppo.epochs=1,true"], "ppo.epochs = True: expected a whole number"),
         (["--vary", "ppo.gamma=0.9", "--vary", "ppo.gamma=0.8"], "expected ppo.gamma once, with all its values"),
         (

@@ -166,11 +166,13 @@ def is_given(option: str, arguments: Sequence[str] | None) -> bool:
     """Whether a command line has an option, perhaps with the value that it has by default.
 
     Args:
-        option: its name, such as `--env.game`.
+        option: its name, such as `--env.game`. A switch such as `--log.graphs` is also given as `--log.no-graphs`.
         arguments: the words of the command line; None for those of this process.
     """
+    prefix, dot, leaf = option.removeprefix("--").rpartition(".")
+    spellings = {option, f"--{prefix}{dot}no-{leaf}"}
     words = sys.argv[1:] if arguments is None else arguments
-    return any(word.partition("=")[0].replace("_", "-") == option for word in words)
+    return any(word.partition("=")[0].replace("_", "-") in spellings for word in words)
 
 
 def _check_effect(config: Config, before: Config) -> None:

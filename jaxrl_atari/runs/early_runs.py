@@ -1,7 +1,7 @@
 """Runs of early versions: a checkpoint of format 3 may lack values that later ones have.
 
 `complete_meta` adds what a resume needs. Other readers meet these files too, each in one line that names the last
-commit that wrote the old form: `Checkpoints.read_meta`, `config_dicts.GONE`, `digests._to_dict`,
+commit that wrote the old form: `Checkpoints.read_meta`, `config_dicts.REMOVED_FIELDS`, `digests._to_dict`,
 `actions.NOT_LOGGED`, `reading.is_finished`, and `summary.Run.return_ma_definition`.
 """
 

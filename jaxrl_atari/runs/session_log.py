@@ -199,7 +199,10 @@ class SessionLog:
             name = min(taken)
             value = next(each[name] for each in self._unlogged if name in each)
             raise InterfaceError(
-                f"metric {name}", value, "a name that no column of a log point has", "rename the metric"
+                f"metric {name}",
+                value,
+                "another name than those of the columns that log points have anyway",
+                "rename the metric",
             )
         self.row = {
             **counted,

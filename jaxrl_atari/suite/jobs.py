@@ -6,6 +6,7 @@ from pathlib import Path
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
+from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.trials.launch import Job, OnEnd
@@ -27,13 +28,16 @@ def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -
 
     Raises:
         ConfigError: a name, a coefficient or a minibatch size that cannot be used, or devices that are not there.
-        UserError: Ray is not installed, or there is no cluster at `address`.
+        UserError: Ray or, without it, Weights & Biases is needed and not installed; or there is no cluster at
+            `address`.
     """
     for setting in plan.settings:
         check_names_and_minibatches(setting.config)
     if address:
         check_cluster(address, plan.config.devices, resources)
     else:
+        if plan.config.log.wandb:
+            require_wandb()
         plan_slots(plan.config, plan.total_sessions)  # raises `ConfigError`
 
 
