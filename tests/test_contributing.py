@@ -134,7 +134,7 @@ def test_another_network(copy):
     )
     failed, _ = copy.test("a network that is shipped", "shapes and small")
     assert failed == {"test_shapes_and_types_of_the_outputs"}
-    assert "expected value of shape" in copy.train("--network.name", "small")
+    assert "value of network Small = 'float32[2, 1]': expected float32[2]" in copy.train("--network.name", "small")
 
 
 @pytest.mark.long
