@@ -322,7 +322,7 @@ def test_a_killed_trial_repeats_no_log_point_to_the_study(tmp_path, recwarn):
     known = {}
     for points in ((100, 200, 300), (100, 200, 300, 400)):
         trial = start_trial(tmp_path, search, 0)
-        writer = StudyWriter(trial, config, known=known.keys())
+        writer = StudyWriter(trial, config, reported=known.keys())
         for env_steps in points:
             writer.write({"env_steps": env_steps, "return_ma": float(env_steps)})
         known = open_study(tmp_path, search).trials[0].intermediate_values

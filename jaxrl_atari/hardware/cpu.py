@@ -19,7 +19,7 @@ class Cpu(NamedTuple):
     """The CPU of this machine."""
 
     model: str
-    instruction_sets: tuple[str, ...]  # some of `INSTRUCTION_SETS`; none where it has no `flags`
+    instruction_sets: tuple[str, ...]  # some of `INSTRUCTION_SETS`; none if /proc/cpuinfo lists none
     cores: int  # usable by this process
 
 

@@ -124,18 +124,18 @@ class GameRow(NamedTuple):
     """A row of the table of games, with the columns of results.csv. An unknown value is None."""
 
     game: str
-    gae_lambda: float | None
-    sessions: int  # that count
-    env_steps: float | None
-    score: float | None
-    score_std: float | None
-    score_low: float | None
-    score_high: float | None
-    reference_score: float | None
-    reference_normalised_score: float | None
-    human_normalised_score: float | None
-    hours: float | None
-    status: str
+    gae_lambda: float | None = None
+    sessions: int = 0  # that count
+    env_steps: float | None = None
+    score: float | None = None
+    score_std: float | None = None
+    score_low: float | None = None
+    score_high: float | None = None
+    reference_score: float | None = None
+    reference_normalised_score: float | None = None
+    human_normalised_score: float | None = None
+    hours: float | None = None
+    status: str = ""
 
 
 def game_row(suite: Suite, game: str, failure: str) -> GameRow:
@@ -147,17 +147,7 @@ def game_row(suite: Suite, game: str, failure: str) -> GameRow:
     references = game_under(game, suite.config.env.resolved_protocol).references
     row = GameRow(
         game,
-        gae_lambda=None,
-        sessions=0,
-        env_steps=None,
-        score=None,
-        score_std=None,
-        score_low=None,
-        score_high=None,
         reference_score=references[0].score if references else None,
-        reference_normalised_score=None,
-        human_normalised_score=None,
-        hours=None,
         status=_status(suite, game, failure),
     )
     if game not in suite.runs:

@@ -13,7 +13,7 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.search.options import Distribution, SearchConfig
 from jaxrl_atari.trials.varied_fields import can_vary
 
-MAX_COMBINATIONS = 500
+MAX_COMBINATIONS = 2_000
 """Combinations of values that are checked, within seconds. A trial with a bad one beyond them fails by itself."""
 
 

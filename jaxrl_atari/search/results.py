@@ -87,16 +87,16 @@ def results_of_trials(
     config: Config,
     search: SearchConfig,
     trials: Sequence[FrozenTrial],
-    known: Mapping[int, TrialRow] | None = None,
+    kept_rows: Mapping[int, TrialRow] | None = None,
 ) -> SearchResults:
     """The results of a search, from the trials in its study and from their log points.
 
     Args:
-        known: number of a trial -> its row. These trials are not read.
+        kept_rows: number of a trial -> its row. These trials are not read.
     """
-    known = known or {}
+    kept_rows = kept_rows or {}
     best_first = ranked(trials)
-    rows = [known.get(trial.number) or _trial_row(search_dir, search, trial) for trial in best_first]
+    rows = [kept_rows.get(trial.number) or _trial_row(search_dir, search, trial) for trial in best_first]
     best = None
     if best_first and best_first[0].value is not None:
         new_seed = config.seed + config.sessions  # no trial has used it

@@ -31,7 +31,7 @@ class StudyWriter(Writer):
     trial: Trial
     config: Config
     newest: int = 0  # env steps of the newest log point; after a resume, of the newest one before the checkpoint
-    known: Set[int] = frozenset()  # env steps of the log points that the study has; a killed trial repeats some
+    reported: Set[int] = frozenset()  # env steps of the log points that the study has; a killed trial repeats some
     pruned: bool = False  # whether the pruner has stopped the trial
 
     def write(self, row: Row) -> None:
@@ -42,9 +42,9 @@ class StudyWriter(Writer):
         self.newest = env_steps
         if self.pruned or not (is_due or is_last) or score is None:
             return
-        if env_steps < max(self.known, default=0):
+        if env_steps < max(self.reported, default=0):
             return
-        if env_steps not in self.known:
+        if env_steps not in self.reported:
             self.trial.report(score, env_steps)
         if not is_last and self.trial.should_prune():
             self.pruned = True
@@ -76,8 +76,8 @@ def train_trial(
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(str(trial.params))
     config = share.configure(set_fields(config, trial.params))
-    known = trial.study.trials[trial.number].intermediate_values.keys()
-    study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)), known)
+    reported = trial.study.trials[trial.number].intermediate_values.keys()
+    study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)), reported)
     for job in unfinished_jobs(config, run_dir):
         train_job(
             job,
