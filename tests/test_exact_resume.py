@@ -20,7 +20,7 @@ from jaxrl_atari.verify.__main__ import main as verify
 
 CONFIG = change(
     TINY,
-    total_env_steps=1_024,
+    total_env_steps=640,
     env={"num_envs": 4, "max_frames": 800, "anchor_steps": 30},
     log={"every_env_steps": 100, "checkpoint_every_env_steps": 300},
 )
@@ -61,7 +61,7 @@ def left(session_dir):
         (change(OVERLAP, devices={"data_parallel": 2}), {"env": {"num_threads": 3}}),
         (
             change(
-                CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 100}, ppo={"rollout_length": 4}
+                CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 60}, ppo={"rollout_length": 4}
             ),
             {"env": {"num_groups": 2}},  # of 8: a policy that acts for fewer rounds some sums differently
         ),
@@ -72,7 +72,6 @@ def left(session_dir):
         (  # what the LSTM remembers goes on; RND's statistics and its target do
             change(
                 CONFIG,
-                total_env_steps=640,
                 network={"name": "nature_lstm"},
                 algorithm="rnd",
                 ppo={"minibatch_size": 32},
@@ -112,7 +111,7 @@ def test_two_stops_change_nothing(config, later, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("kills", "env_steps"),
     [
-        pytest.param(2, 2_000, marks=pytest.mark.long),
+        pytest.param(2, 1_200, marks=pytest.mark.long),
         pytest.param(20, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)]),
     ],
 )

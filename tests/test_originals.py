@@ -8,7 +8,7 @@ installs:
     pip install torch==2.13.0
     pip install --no-deps stable-baselines3==2.9.2 cloudpickle
     pip install --no-deps --ignore-requires-python cleanrl==1.2.0
-    pytest -m originals -rP tests/test_originals.py
+    pytest -m originals --dist loadgroup -rP tests/test_originals.py
 
 `-rP` shows the differences that docs/dialects.md has.
 """
@@ -257,7 +257,12 @@ def update_difference(name, **how):
     return difference(ours(name, **how)[0], layers_of(name, "parameter"), rollouts.parameters())
 
 
-every_original = pytest.mark.parametrize("name", ORIGINALS)
+def of(name, *values):
+    """Parameters of a test. With `--dist loadgroup` one process has all tests of an original, which runs once."""
+    return pytest.param(name, *values, marks=pytest.mark.xdist_group(name))
+
+
+every_original = pytest.mark.parametrize("name", [of(name) for name in ORIGINALS])
 
 
 # --- The proofs --------------------------------------------------------------------------------------------------
@@ -335,7 +340,7 @@ FLIPPED = {
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "value"), [(name, *item) for name, flips in FLIPPED.items() for item in flips.items()]
+    ("name", "field", "value"), [of(name, *item) for name, flips in FLIPPED.items() for item in flips.items()]
 )
 def test_the_proof_fails_with_any_option_flipped(name, field, value):
     assert getattr(DIALECTS[name].ppo, field) != value
@@ -397,6 +402,7 @@ def test_the_learning_rate_is_the_originals(name):
     np.testing.assert_allclose(rates, expected, rtol=1e-7, atol=1e-18)
 
 
+@pytest.mark.xdist_group("sb3")
 def test_the_clip_range_is_that_of_sb3():
     found = record("sb3")["clip_range"]
     expected = [scheduled("sb3", clip_epsilon, update + 1) for update in range(UPDATES)]
@@ -405,7 +411,7 @@ def test_the_clip_range_is_that_of_sb3():
     assert constant == 0.1 != pytest.approx(found[0])
 
 
-@pytest.mark.parametrize("name", ["cleanrl", "cleanrl_envpool", "sb3"])
+@pytest.mark.parametrize("name", [of(name) for name in ("cleanrl", "cleanrl_envpool", "sb3")])
 def test_minibatches_are_drawn_from_all_samples(name):
     """As the original draws them: every sample once an epoch, and not as many of each environment."""
     shape = (rollouts.STEPS, rollouts.NUM_ENVS)

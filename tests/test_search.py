@@ -724,16 +724,15 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     search_dir, gpu = tmp_path / "search", simulated(1)
     line = ["-m", "jaxrl_atari.search", "--config", tmp_path / "tiny.py", "--run-dir", search_dir]
-    for number in (signal.SIGINT, signal.SIGTERM):  # as a terminal and `timeout` send them: to the process group
-        process = start(*line, **gpu)
-        family = wait_for_progress(process, search_dir)
-        os.killpg(process.pid, number)
-        output, _ = process.communicate(timeout=100)
-        assert process.returncode == 130, output
-        assert f"stopped; go on with python -m jaxrl_atari.search --resume {search_dir}" in output
-        assert not psutil.wait_procs(family, timeout=1)[1]
-        stopped = log_points(search_dir)
-        assert {path: checkpoint_env_steps(path)[-1] for path in stopped} == stopped
+    process = start(*line, **gpu)
+    family = wait_for_progress(process, search_dir)
+    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` sends it: to the process group
+    output, _ = process.communicate(timeout=100)
+    assert process.returncode == 130, output
+    assert f"stopped; go on with python -m jaxrl_atari.search --resume {search_dir}" in output
+    assert not psutil.wait_procs(family, timeout=1)[1]
+    stopped = log_points(search_dir)
+    assert {path: checkpoint_env_steps(path)[-1] for path in stopped} == stopped
 
     process = start(*line, **gpu)
     family = wait_for_progress(process, search_dir)
@@ -959,7 +958,7 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         assert not (suite_dir / "Qbert/session_1").exists()
         process = start(*line, "--address", address)
         wait_for_progress(process, suite_dir)
-        process.send_signal(signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C in a terminal: to the process group
         output, _ = process.communicate(timeout=100)
         assert process.returncode == 130, output
         assert f"stopped; go on with python -m jaxrl_atari.suite --resume {suite_dir}" in output

@@ -105,8 +105,9 @@ def test_a_seed_gives_the_same_bits_with_any_number_of_emulator_threads(one_devi
     assert np.abs(one_device[0]["dense"]["kernel"] - other["dense"]["kernel"]).max() > 1e-2
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("devices", [2, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "devices", [pytest.param(2, marks=pytest.mark.long), pytest.param(8, marks=pytest.mark.slow)]
+)
 def test_the_split_over_devices_changes_nothing(one_device, trained, devices):
     params, metrics, env_steps = trained(change(SMALL, devices={"data_parallel": devices}))
     assert_close(one_device[0], params)
