@@ -310,7 +310,7 @@ def test_a_trace_shows_iterations_of_the_steady_state_and_no_compilation(tmp_pat
 SHORT = ("--seconds", 0.05, "--repeats", 1)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_comparison_in_real_processes(capsys):
     result = run(capsys, *SHORT, "--compare", "env.num_envs=2,4", "--parts", "acting")[1]
     assert all(side["rate"]["median"] > 0 for side in result["sides"].values())

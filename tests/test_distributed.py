@@ -110,7 +110,7 @@ cli.run(train.main)
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_two_processes_continue_the_games_of_one_process_or_neither_does(tmp_path):
     run_dir, copied = tmp_path / "run", tmp_path / "copied"
     alone = python(*SMALL, "--run-dir", run_dir)

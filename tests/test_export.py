@@ -274,8 +274,9 @@ def python_with(packages, folder):
     return folder / "bin" / "python"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["nature", "nature_lstm"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("nature", marks=pytest.mark.long), pytest.param("nature_lstm", marks=pytest.mark.slow)]
+)
 def test_play_plays_the_same_whole_game_without_jax(name, tmp_path):
     run_dir = make_run(tmp_path / "run", name, undecided=True)
     main([str(run_dir), "--output", str(folder := tmp_path / "out")])

@@ -105,7 +105,7 @@ def test_sessions_side_by_side_start_cuda_with_their_shares_and_their_parent_doe
     assert [settings[FRACTION_VARIABLE] for settings in machine.started] == ["0.45", "0.45"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_sessions_side_by_side_start_cuda_without_the_settings_of_an_earlier_session(tmp_path):
     """They are those of the user, whatever a session of the same process has set for itself."""
     machine = FakeMachine(tmp_path)
