@@ -927,7 +927,7 @@ cluster.shutdown()
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
     """It is killed, stopped and continued; a file takes the place of a session directory. The nodes share a
