@@ -111,7 +111,7 @@ def test_two_stops_change_nothing(config, later, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("kills", "env_steps"),
     [
-        pytest.param(2, 1_200, marks=pytest.mark.long),
+        pytest.param(2, 2_000, marks=pytest.mark.long),
         pytest.param(20, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)]),
     ],
 )

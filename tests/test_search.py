@@ -319,14 +319,14 @@ def test_a_killed_trial_repeats_no_log_point_to_the_study(tmp_path, recwarn):
     """It resumes from its newest checkpoint, so its writer gets some log points again."""
     search = new_search(tmp_path, reduction=2)
     config = Config(total_env_steps=9000, log=LogConfig(every_env_steps=100))
-    known = {}
+    reported = {}
     for points in ((100, 200, 300), (100, 200, 300, 400)):
         trial = start_trial(tmp_path, search, 0)
-        writer = StudyWriter(trial, config, reported=known.keys())
+        writer = StudyWriter(trial, config, reported=reported.keys())
         for env_steps in points:
             writer.write({"env_steps": env_steps, "return_ma": float(env_steps)})
-        known = open_study(tmp_path, search).trials[0].intermediate_values
-        assert known == {env_steps: float(env_steps) for env_steps in points}
+        reported = open_study(tmp_path, search).trials[0].intermediate_values
+        assert reported == {env_steps: float(env_steps) for env_steps in points}
     assert not [warning for warning in recwarn if "already reported" in str(warning.message)]
 
 
@@ -724,15 +724,16 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     (tmp_path / "tiny.py").write_text(TINY)
     search_dir, gpu = tmp_path / "search", simulated(1)
     line = ["-m", "jaxrl_atari.search", "--config", tmp_path / "tiny.py", "--run-dir", search_dir]
-    process = start(*line, **gpu)
-    family = wait_for_progress(process, search_dir)
-    os.killpg(process.pid, signal.SIGTERM)  # as `timeout` sends it: to the process group
-    output, _ = process.communicate(timeout=100)
-    assert process.returncode == 130, output
-    assert f"stopped; go on with python -m jaxrl_atari.search --resume {search_dir}" in output
-    assert not psutil.wait_procs(family, timeout=1)[1]
-    stopped = log_points(search_dir)
-    assert {path: checkpoint_env_steps(path)[-1] for path in stopped} == stopped
+    for number in (signal.SIGINT, signal.SIGTERM):  # as a terminal and `timeout` send them: to the process group
+        process = start(*line, **gpu)
+        family = wait_for_progress(process, search_dir)
+        os.killpg(process.pid, number)
+        output, _ = process.communicate(timeout=100)
+        assert process.returncode == 130, output
+        assert f"stopped; go on with python -m jaxrl_atari.search --resume {search_dir}" in output
+        assert not psutil.wait_procs(family, timeout=1)[1]
+        stopped = log_points(search_dir)
+        assert {path: checkpoint_env_steps(path)[-1] for path in stopped} == stopped
 
     process = start(*line, **gpu)
     family = wait_for_progress(process, search_dir)
@@ -958,7 +959,7 @@ def test_a_suite_on_a_cluster_of_two_nodes(tmp_path):
         assert not (suite_dir / "Qbert/session_1").exists()
         process = start(*line, "--address", address)
         wait_for_progress(process, suite_dir)
-        os.killpg(process.pid, signal.SIGINT)  # Ctrl-C in a terminal: to the process group
+        process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=100)
         assert process.returncode == 130, output
         assert f"stopped; go on with python -m jaxrl_atari.suite --resume {suite_dir}" in output
