@@ -10,10 +10,13 @@ import os
 import signal
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import jax
 import pytest
+from jax._src import compiler
 from user_commands import user_environment
 
 from jaxrl_atari.hardware import jax_settings
@@ -44,6 +47,40 @@ def compilation_cache_stays():
     before = settings()
     yield
     assert settings() == before
+
+
+@cache
+def quick_options():
+    """Options for XLA with which it compiles an update of a small network in a fifth of the time."""
+    options = {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1,
+    }
+    try:
+        jax.jit(lambda x: x, compiler_options=options)(0.0)
+    except jax.errors.JaxRuntimeError:  # another XLA, which lacks one of them
+        return {}
+    return options
+
+
+@pytest.fixture(autouse=True)
+def compiled_quickly(request):
+    """In files whose programs are many and small, compiling would take longer than everything else.
+
+    JAX has options for each function, in `jax.jit(f, compiler_options=...)`, and not for all of them.
+    """
+    if request.node.get_closest_marker("compiled_quickly") is None:
+        yield
+        return
+    options, as_usual = quick_options(), compiler.get_compile_options
+
+    def quickly(*args, env_options_overrides=None, **kwargs):
+        return as_usual(*args, env_options_overrides=options | (env_options_overrides or {}), **kwargs)
+
+    with mock.patch.object(compiler, "get_compile_options", quickly):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -5,15 +5,14 @@ from functools import partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_pools import Corridor, group_of
+from small_networks import FeedForward, make
 
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, LogConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_functions import init_params, make_module
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.writers import Writer
@@ -21,17 +20,17 @@ from jaxrl_atari.session import run_session
 from jaxrl_atari.update import init_train_state, update
 
 
-def test_learns_to_walk_to_the_lamp():
+@pytest.mark.parametrize("network", [FeedForward, pytest.param("nature", marks=pytest.mark.long)])
+def test_learns_to_walk_to_the_lamp(network):
     """Chance reaches the lit end in half of the games after 4 steps on average; the optimum always, in 2 steps."""
     length, num_envs = 16, 8
     config = PPOConfig(rollout_length=length, minibatch_size=32, learning_rate=2.5e-4, gae_lambda=0.95)
-    network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
-    state = init_train_state(
-        init_params(make_module(NetworkConfig(), Corridor.num_actions, jnp.float32), jax.random.key(0)),
-        config,
-        PPO,
-        jax.random.key(0),
-    )
+    if network == "nature":
+        network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
+        params = network.init(jax.random.key(0))
+    else:
+        params, network = make(network, Corridor.num_actions)
+    state = init_train_state(params, config, PPO, jax.random.key(0))
     learn = jax.jit(partial(update, apply=network.apply, algorithm=PPO), donate_argnums=0)
     group = group_of(Corridor(num_envs, seed=0), network)
     means = []

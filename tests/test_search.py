@@ -18,7 +18,7 @@ import psutil
 import pytest
 from sample_runs import read_csv, table, write_run
 from simulated_gpus import simulated
-from user_commands import ROOT, free_address, one_error_line
+from user_commands import ROOT, free_address, one_error_line, still_running
 
 pytest.importorskip("ray", reason="search mode needs Ray: pip install 'jaxrl_atari[search]'")
 pytest.importorskip("optuna", reason="search mode needs Optuna: pip install 'jaxrl_atari[search]'")
@@ -731,7 +731,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
         output, _ = process.communicate(timeout=100)
         assert process.returncode == 130, output
         assert f"stopped; go on with python -m jaxrl_atari.search --resume {search_dir}" in output
-        assert not psutil.wait_procs(family, timeout=1)[1]
+        assert not still_running(family, seconds=1)
         stopped = log_points(search_dir)
         assert {path: checkpoint_env_steps(path)[-1] for path in stopped} == stopped
 
@@ -739,7 +739,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     family = wait_for_progress(process, search_dir)
     process.kill()
     process.communicate()
-    assert not psutil.wait_procs(family, timeout=60)[1]
+    assert not still_running(family, seconds=60)
 
     process = start(*line, "--search.trials", 3, **gpu)
     family = wait_for_progress(process, search_dir, 1)

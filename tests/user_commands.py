@@ -5,10 +5,12 @@ import os
 import runpy
 import socket
 import sys
+import time
 import warnings
 from pathlib import Path
 from unittest import mock
 
+import psutil
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -41,6 +43,24 @@ def one_error_line(output):
     assert "Traceback" not in output, output
     assert "Event loop" not in output, output
     return errors[0]
+
+
+def still_running(processes, seconds):
+    """Those of `psutil.Process`es that have not ended within so many seconds.
+
+    A zombie has ended. Where init is slow to collect orphans, as in a container, it can be there for seconds.
+    """
+
+    def runs(process):
+        try:
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    end = time.monotonic() + seconds
+    while (left := [process for process in processes if runs(process)]) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left
 
 
 def free_address():

@@ -9,7 +9,7 @@ import sys
 import time
 
 import psutil
-from user_commands import ROOT
+from user_commands import ROOT, still_running
 
 INTERRUPTED = 130
 
@@ -109,14 +109,14 @@ def rehearsal(tmp_path, environment):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
     sessions = {process.pid for process in train.started}
-    assert not psutil.wait_procs(processes_of(sessions), timeout=60)[1]
+    assert not still_running(processes_of(sessions), seconds=60)
 
 
 def processes_of(sessions):
-    """Running processes of the sessions (as `setsid` makes them) that the commands led."""
+    """The processes of the sessions (as `setsid` makes them) that the commands led."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, ProcessLookupError):
-            if os.getsid(process.pid) in sessions and process.status() != psutil.STATUS_ZOMBIE:
+            if os.getsid(process.pid) in sessions:
                 found.append(process)
     return found

@@ -22,7 +22,7 @@ import psutil
 import pytest
 from rehearsal import CONFIG, ENDLESS, INTERRUPTED, rehearsal
 from simulated_gpus import simulated
-from user_commands import one_error_line, user_environment
+from user_commands import one_error_line, still_running, user_environment
 
 train = pytest.fixture(rehearsal)
 
@@ -83,7 +83,7 @@ def test_sessions_end_with_their_killed_parent_and_with_a_signal_to_all(train):
         process.send_signal(number)
         process.communicate(timeout=120)
         assert process.returncode == (INTERRUPTED if number == signal.SIGUSR1 else -number)
-        assert not psutil.wait_procs(children, timeout=120)[1]
+        assert not still_running(children, seconds=120)
         for session in (0, 1):
             assert train.last(session) == train.logged(session)[-1] > before[session]
     total = max(train.last(0), train.last(1)) + 100
@@ -174,7 +174,7 @@ def test_a_killed_trial_and_a_killed_search_lose_nothing(train):
     time.sleep(5)
     assert process.poll() is None, "it goes on"
     process.kill()
-    assert not psutil.wait_procs(family, timeout=120)[1]
+    assert not still_running(family, seconds=120)
     process, _ = start(max(steps()))
     output, _ = process.communicate(timeout=1_800)
     assert process.returncode == 0, output

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import small_sessions
 from rehearsal import ENDLESS, INTERRUPTED, rehearsal
-from user_commands import ROOT
+from user_commands import ROOT, still_running
 
 train = pytest.fixture(rehearsal)
 
@@ -111,14 +111,14 @@ def test_a_second_ctrl_c_ends_the_sessions_at_once(family, tmp_path):
         time.sleep(0.5)
     parent.communicate(timeout=60)
     assert parent.returncode == INTERRUPTED
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not still_running(children, seconds=5)
     assert not saved(tmp_path)
 
 
 def test_sessions_end_with_a_killed_parent(family, tmp_path):
     parent, children = family()
     parent.kill()
-    assert not psutil.wait_procs(children, timeout=30)[1]
+    assert not still_running(children, seconds=30)
     assert saved(tmp_path), "each child ended by itself"
 
 
@@ -145,7 +145,7 @@ def test_a_second_ctrl_c_ends_the_sessions_of_a_parent_that_fails_at_once(family
         parent.send_signal(signal.SIGINT)
     parent.communicate(timeout=60)
     assert parent.returncode == INTERRUPTED
-    assert not psutil.wait_procs(children, timeout=5)[1]
+    assert not still_running(children, seconds=5)
     assert not [*tmp_path.glob("saved *")]
 
 
