@@ -67,11 +67,13 @@ def quick_options():
 
 @pytest.fixture(autouse=True)
 def compiled_quickly(request):
-    """In files whose programs are many and small, compiling would take longer than everything else.
+    """In files whose programs are many and small, compiling would take longer than everything else. It does not in
+    their long tests, which learn.
 
     JAX has options for each function, in `jax.jit(f, compiler_options=...)`, and not for all of them.
     """
-    if request.node.get_closest_marker("compiled_quickly") is None:
+    mark = request.node.get_closest_marker
+    if mark("compiled_quickly") is None or mark("long"):
         yield
         return
     options, as_usual = quick_options(), compiler.get_compile_options

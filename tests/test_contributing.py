@@ -137,7 +137,7 @@ def test_another_network(copy):
     assert "value of network Small = 'float32[2, 1]': expected float32[2]" in copy.train("--network.name", "small")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_another_metric(copy):
     copy.insert("jaxrl_atari/ppo.py", '        "entropy": entropy,\n', '        "mean_ratio": mean(ratio),\n')
     column = '    "mean_ratio": Column("losses", "", "mean probability ratio"),\n'

@@ -65,9 +65,10 @@ def left(session_dir):
             ),
             {"env": {"num_groups": 2}},  # of 8: a policy that acts for fewer rounds some sums differently
         ),
-        (
+        pytest.param(
             change(OVERLAP, env={"protocol": "classic"}, evaluation={"every_env_steps": 200, "episodes": 2}),
             {"log": {"checkpoint_every_env_steps": 150}},
+            marks=pytest.mark.slow,
         ),
         (  # what the LSTM remembers goes on; RND's statistics and its target do
             change(

@@ -45,7 +45,6 @@ from jaxrl_atari.schedules import clip_epsilon, learning_rate
 MISSING = [name for name in ("torch", "stable_baselines3", "cleanrl") if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.originals,
-    pytest.mark.compiled_quickly,
     pytest.mark.timeout(1600),
     pytest.mark.skipif(
         bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; see the first lines of the file"

@@ -1022,7 +1022,7 @@ register_network("tiny_of_the_cluster", Tiny)
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_import_names_is_sent_to_machines_that_do_not_have_it(tmp_path):
     """The cluster has another working directory, and the file is gone before a process could read it."""

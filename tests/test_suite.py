@@ -402,7 +402,7 @@ def test_results_that_could_not_be_saved_are_saved_when_any_session_ends(tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("vary", [[], ["--vary", "ppo.gamma=0.9,0.99"]])
+@pytest.mark.parametrize("vary", [[], pytest.param(["--vary", "ppo.gamma=0.9,0.99"], marks=pytest.mark.slow)])
 def test_a_suite_whose_sessions_are_all_refused_leaves_the_folder_as_it_was(tmp_path, monkeypatch, vary):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/wandb.py").write_text("import no_such_module")

@@ -260,7 +260,7 @@ def test_a_log_that_was_off_for_a_part_does_not_keep_others_from_being_verified(
     assert "session_1  verified: " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("described", ["versions", "resumed"])
+@pytest.mark.parametrize("described", ["versions", pytest.param("resumed", marks=pytest.mark.slow)])
 def test_a_difference_with_another_emulator_is_no_accusation(described, run_dir, capsys):
     versions = {"versions": {"ale-py": "0.1"}}
     more = versions if described == "versions" else {"resumed": [versions]}

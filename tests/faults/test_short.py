@@ -42,7 +42,13 @@ def test_one_line_survives_a_pause_a_kill_and_a_signal(train):
     train.continues()
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["disk full", "folder replaced by a file"])
+@pytest.mark.parametrize(
+    "full",
+    [
+        pytest.param(True, id="disk full"),
+        pytest.param(False, id="folder replaced by a file", marks=pytest.mark.slow),
+    ],
+)
 def test_a_save_that_fails_ends_the_command_with_one_line(train, full):
     if full:
         assert train.run("--total-env-steps", 300)[0] == 0
