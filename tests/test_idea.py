@@ -168,7 +168,7 @@ def test_one_update_of_a_small_network():
         try_update(dataclasses.replace(config, algorithm="unknown"))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_look_at_one_update(folder, monkeypatch, capsys):
     """The metrics that it prints, and a state that has learned with every minibatch of the config."""
     monkeypatch.syspath_prepend(folder)

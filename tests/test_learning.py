@@ -20,7 +20,7 @@ from jaxrl_atari.session import run_session
 from jaxrl_atari.update import init_train_state, update
 
 
-@pytest.mark.parametrize("network", [FeedForward, pytest.param("nature", marks=pytest.mark.long)])
+@pytest.mark.parametrize("network", [FeedForward, pytest.param("nature", marks=pytest.mark.slow)])
 def test_learns_to_walk_to_the_lamp(network):
     """Chance reaches the lit end in half of the games after 4 steps on average; the optimum always, in 2 steps."""
     length, num_envs = 16, 8

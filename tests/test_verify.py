@@ -63,6 +63,7 @@ def test_a_session_that_was_stopped_twice(run_dir, capsys):
     assert status(capsys, run_dir, "--session", "1")[0] == 2
 
 
+@pytest.mark.slow
 def test_every_session_is_verified_although_one_differs(run_dir, capsys):
     for session in (1, 2):
         shutil.copytree(run_dir / "session_0", run_dir / f"session_{session}")
@@ -206,6 +207,7 @@ def test_what_was_changed_is_found(tamper, found, run_dir, capsys):
     assert not (session_dir / "verified.json").exists(), "it is not verified any more"
 
 
+@pytest.mark.slow
 def test_a_foreign_file_beside_the_segments_is_ignored(run_dir, capsys):
     """Such as the copy that a program leaves that synchronises folders."""
     session_dir = run_dir / "session_0"
