@@ -68,12 +68,12 @@ def quick_options():
 @pytest.fixture(autouse=True)
 def compiled_quickly(request):
     """In files whose programs are many and small, compiling would take longer than everything else. It does not in
-    their long tests, which learn.
+    their long and slow tests, some of which learn.
 
     JAX has options for each function, in `jax.jit(f, compiler_options=...)`, and not for all of them.
     """
     mark = request.node.get_closest_marker
-    if mark("compiled_quickly") is None or mark("long"):
+    if mark("compiled_quickly") is None or mark("long") or mark("slow"):
         yield
         return
     options, as_usual = quick_options(), compiler.get_compile_options

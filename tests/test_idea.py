@@ -66,22 +66,35 @@ def rows(run_dir, session=0):
     return list(csv.DictReader((run_dir / f"session_{session}" / "metrics.csv").read_text().splitlines()))
 
 
+# The idea, the baseline, the try of a minute, and another coefficient.
+IDEA_COMMAND, BASELINE, TRY, COEFFICIENT = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
+
+
+def train(folder, command, *options, sessions="1"):
+    words = shlex.split(command.replace("--sessions 4", f"--sessions {sessions}"))
+    ended = run(folder, "train", "--config", *words, *options, *SMALL)
+    assert ended.returncode == 0, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def idea(folder):
+    """The run of the idea: two sessions, each in a process."""
+    train(folder, IDEA_COMMAND, sessions="2 --trial.parallel 2")
+    return folder / "data" / "z_loss"
+
+
 @pytest.mark.long
-def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
-    commands = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
-    assert len(commands) == 4  # the idea, the baseline, the try of a minute, and another coefficient
-    for command, sessions in zip(commands[:3], ("2 --trial.parallel 2", "1", ""), strict=True):
-        options = shlex.split(command.replace("--sessions 4", f"--sessions {sessions}"))
-        ended = run(folder, "train", "--config", *options, *SMALL)
-        assert ended.returncode == 0, ended.stderr
-    idea, baseline = folder / "data" / "z_loss", folder / "data" / "baseline"
+def test_an_idea_is_trained_beside_the_baseline(folder, idea):
+    train(folder, BASELINE)
     assert all(float(row["z_loss"]) > 0 for session in (0, 1) for row in rows(idea, session)[1:])
-    assert "z_loss" not in rows(baseline)[0]
+    assert "z_loss" not in rows(folder / "data" / "baseline")[0]
     assert (idea / "code" / "my_idea.py").read_text() == (folder / "my_idea.py").read_text()
 
-    options = shlex.split(commands[3])
-    ended = run(folder, "train", "--config", *options, "--run-dir", "data/strong", *SMALL)
-    assert ended.returncode == 0, ended.stderr
+
+@pytest.mark.long
+def test_an_idea_is_tried_and_has_another_coefficient(folder):
+    train(folder, TRY)
+    train(folder, COEFFICIENT, "--run-dir", "data/strong")
     saved = json.loads((folder / "data" / "strong" / "config.json").read_text())
     assert saved["config"]["ppo"]["coefficients"] == {"z_loss": 0.01}
     refused = run(folder, "train", "--config", "my_idea.py", "--ppo.coefficients", '{"z_los": 1}', *SMALL)
@@ -89,6 +102,9 @@ def test_an_idea_is_trained_beside_the_baseline_evaluated_and_resumed(folder):
     expected = "ppo.coefficients.z_los = 1: expected a coefficient of algorithm = z_loss, which has z_loss"
     assert expected in refused.stderr
 
+
+@pytest.mark.long
+def test_an_idea_is_evaluated_and_resumed(folder, idea):
     ended = run(folder, "evaluate", "data/z_loss", "--episodes", "1")  # the policy needs no algorithm
     assert ended.returncode == 0, ended.stderr
     without = run(folder, "train", "--resume", "data/z_loss", "--total-env-steps", "160")

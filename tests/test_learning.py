@@ -20,16 +20,23 @@ from jaxrl_atari.session import run_session
 from jaxrl_atari.update import init_train_state, update
 
 
-@pytest.mark.parametrize("network", [FeedForward, pytest.param("nature", marks=pytest.mark.slow)])
-def test_learns_to_walk_to_the_lamp(network):
+def nature(num_actions):
+    network = make_network(NetworkConfig(), num_actions, "cpu")
+    return network.init(jax.random.key(0)), network
+
+
+@pytest.mark.parametrize(
+    "make_first",
+    [
+        pytest.param(partial(make, FeedForward), id="a small network"),
+        pytest.param(nature, id="nature", marks=pytest.mark.slow),
+    ],
+)
+def test_learns_to_walk_to_the_lamp(make_first):
     """Chance reaches the lit end in half of the games after 4 steps on average; the optimum always, in 2 steps."""
     length, num_envs = 16, 8
     config = PPOConfig(rollout_length=length, minibatch_size=32, learning_rate=2.5e-4, gae_lambda=0.95)
-    if network == "nature":
-        network = make_network(NetworkConfig(), Corridor.num_actions, "cpu")
-        params = network.init(jax.random.key(0))
-    else:
-        params, network = make(network, Corridor.num_actions)
+    params, network = make_first(Corridor.num_actions)
     state = init_train_state(params, config, PPO, jax.random.key(0))
     learn = jax.jit(partial(update, apply=network.apply, algorithm=PPO), donate_argnums=0)
     group = group_of(Corridor(num_envs, seed=0), network)

@@ -762,6 +762,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_search_whose_trials_are_all_refused_leaves_no_directory(tmp_path):
     (tmp_path / "modules").mkdir()
     (tmp_path / "modules/wandb.py").write_text("import no_such_module")
@@ -777,6 +778,7 @@ def test_a_search_whose_trials_are_all_refused_leaves_no_directory(tmp_path):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_search_in_which_all_trials_fail_has_status_1(tmp_path):
     """Files take the places of their directories."""
     (tmp_path / "tiny.py").write_text(TINY)
@@ -836,6 +838,7 @@ run_tasks(tasks, "trial", directory=folder, **cluster)
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_an_error_when_a_trial_ends_is_raised_once_the_others_have_trained(tmp_path):
     status, output = run_on_ray(ENDING_BADLY, tmp_path)
     assert status == 1, output
@@ -879,6 +882,7 @@ run_on_ray(jobs, small_sessions.train_and_fail, lambda job, failure: job.say(f"{
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_what_a_session_wrote_is_kept_on_a_cluster_once_it_has_trained(tmp_path):
     """Session 1 was refused before its first update: its new directory is removed."""
     status, output = run_on_ray(FAILING, tmp_path)
