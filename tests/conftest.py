@@ -12,13 +12,13 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from unittest import mock
 
 import jax
 import pytest
-from jax._src import compiler
+from small_training import KINDS
 from user_commands import user_environment
 
+from jaxrl_atari import run_training
 from jaxrl_atari.hardware import jax_settings
 from jaxrl_atari.hardware.cpu import xla_threads
 
@@ -49,40 +49,19 @@ def compilation_cache_stays():
     assert settings() == before
 
 
-@cache
-def quick_options():
-    """Options for XLA with which it compiles an update of a small network in a fifth of the time."""
-    options = {
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_cpu_parallel_codegen_split_count": 1,
-    }
-    try:
-        jax.jit(lambda x: x, compiler_options=options)(0.0)
-    except jax.errors.JaxRuntimeError:  # another XLA, which lacks one of them
-        return {}
-    return options
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A function that gives the run directory of a small run: "plain", "recurrent", "two devices", "overlap" or
+    "gymnasium" (`small_training.KINDS`). Each is trained once; tests only read it, and write into a copy."""
 
+    @cache
+    def train(kind: str) -> Path:
+        if kind == "gymnasium":
+            pass  # registers the environments
 
-@pytest.fixture(autouse=True)
-def compiled_quickly(request):
-    """In files whose programs are many and small, compiling would take longer than everything else. It does not in
-    their long and slow tests, some of which learn.
+        return run_training(KINDS[kind], tmp_path_factory.mktemp("trained") / kind.replace(" ", "_")).run_dir
 
-    JAX has options for each function, in `jax.jit(f, compiler_options=...)`, and not for all of them.
-    """
-    mark = request.node.get_closest_marker
-    if mark("compiled_quickly") is None or mark("long") or mark("slow"):
-        yield
-        return
-    options, as_usual = quick_options(), compiler.get_compile_options
-
-    def quickly(*args, env_options_overrides=None, **kwargs):
-        return as_usual(*args, env_options_overrides=options | (env_options_overrides or {}), **kwargs)
-
-    with mock.patch.object(compiler, "get_compile_options", quickly):
-        yield
+    return train
 
 
 @pytest.fixture(scope="session")

@@ -18,12 +18,14 @@ from jaxrl_atari.runs.writers import Writer
 
 TINY = Config(
     name="tiny",
-    total_env_steps=192,
-    env=EnvConfig(game="Breakout", num_envs=2, num_threads=1, max_frames=128),
-    ppo=PPOConfig(rollout_length=16, minibatch_size=16, epochs=1),
+    total_env_steps=256,
+    env=EnvConfig(game="Breakout", num_envs=4, num_threads=1, max_frames=128),
+    ppo=PPOConfig(rollout_length=16, minibatch_size=32, epochs=1),
     devices=DevicesConfig(gpu=False, check=True),
-    log=LogConfig(every_env_steps=32, checkpoint_every_env_steps=64, graphs=False, tensorboard=False),
+    log=LogConfig(every_env_steps=64, checkpoint_every_env_steps=128, graphs=False, tensorboard=False),
 )
+"""The one small session: games of at most 32 env steps, four updates. A test that trains changes as little of it
+as it can: other numbers of environments, steps or minibatches need another program, and seconds to compile it."""
 
 
 def change(config, **options):
@@ -32,6 +34,25 @@ def change(config, **options):
         name: replace(getattr(config, name), **value) for name, value in options.items() if type(value) is dict
     }
     return replace(config, **options | groups)
+
+
+KINDS = {
+    "plain": change(TINY, sessions=2),
+    "recurrent": change(TINY, network={"name": "nature_lstm"}),
+    "two devices": change(TINY, devices={"data_parallel": 2}),
+    "overlap": change(TINY, overlap="update"),
+    "gymnasium": change(
+        TINY,
+        env={
+            "game": "MiniGrid-Empty-5x5-v0",
+            "backend": "gymnasium",
+            "image_key": "image",
+            "max_frames": None,
+            "num_threads": 0,
+        },
+    ),
+}
+"""The runs of the fixture `trained`."""
 
 
 def first_arrays(config, num_actions, device):

@@ -10,7 +10,7 @@ from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import flat
 from jaxrl_atari.dialects import DIALECTS, dialect_text
 
-FOLDER = Path(__file__).parents[1] / "configs" / "dialects"
+FOLDER = Path(__file__).parents[2] / "configs" / "dialects"
 
 
 def of_file(name):

@@ -99,7 +99,7 @@ def test_learns_an_environment_of_ones_own_from_pixels(tmp_path):
     0.3."""
     pytest.importorskip("minigrid", reason="needs MiniGrid: pip install minigrid")
     pytest.importorskip("cv2", reason="needs OpenCV: pip install 'jaxrl_atari[gymnasium]'")
-    config = load_config(Path(__file__).parents[1] / "configs" / "minigrid_empty.py")
+    config = load_config(Path(__file__).parents[2] / "configs" / "minigrid_empty.py")
     config = dataclasses.replace(config, devices=DevicesConfig(gpu=False), log=QUIET)
     log = Rows()
     run_session(config, tmp_path, 0, writers=[log])

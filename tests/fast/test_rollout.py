@@ -23,8 +23,6 @@ from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.rollout import RolloutInProgress, act, begin_rollout, collect, finish_rollouts
 from jaxrl_atari.runs.progress import EpisodeStatistics
 
-pytestmark = pytest.mark.compiled_quickly
-
 V5 = PROTOCOLS["v5"]
 LENGTH = 6
 NUM_ROLLOUTS = 6

@@ -26,7 +26,7 @@ from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 FENCE = re.compile(r"^```([a-z]*)[^\n]*\n(.*?)^```", re.M | re.S)

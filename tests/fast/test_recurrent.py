@@ -20,8 +20,6 @@ from jaxrl_atari.rollout import act, collect
 from jaxrl_atari.session_environments import join_carries, split_carry
 from jaxrl_atari.update import init_train_state, update
 
-pytestmark = pytest.mark.compiled_quickly
-
 
 def perturbed(params):
     rng = np.random.default_rng(2)

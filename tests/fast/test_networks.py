@@ -44,8 +44,6 @@ from jaxrl_atari.ppo import Samples, ppo_loss
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import act, begin_rollout
 
-pytestmark = pytest.mark.compiled_quickly
-
 ACTIONS = 6
 
 

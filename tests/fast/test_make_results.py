@@ -12,7 +12,7 @@ from sample_runs import learning_table, table, write_run
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 BUDGET = 10_000_000
 ROW = r"\| (?:Kaboom|Qbert) \|.*"
 

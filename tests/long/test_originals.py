@@ -95,7 +95,7 @@ def record(name):
         np.savez(given, **tape(name)._asdict(), actions=rollouts.ACTIONS, **arrays)
         program, *arguments = ORIGINALS[name].command
         command = [sys.executable, "-m", f"originals.{program}", *arguments, str(given), str(result), str(UPDATES)]
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(
             command,
             cwd=Path(__file__).parent,

@@ -20,8 +20,6 @@ from jaxrl_atari.ppo import PPO, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.update import init_train_state
 
-pytestmark = pytest.mark.compiled_quickly
-
 LENGTH, ENVS = 16, 8
 CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)
 KEY = jax.random.key(7)

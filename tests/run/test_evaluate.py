@@ -308,7 +308,7 @@ def test_not_a_run_directory(tmp_path, own_run):
 
 def snippet(page, word):
     """The Python code of a page that uses a word."""
-    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
     (code,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.S) if word in code)
     return code
 

@@ -35,8 +35,6 @@ from jaxrl_atari.trials.sessions import compile_key
 from jaxrl_atari.trials.varied_fields import can_vary
 from jaxrl_atari.update import init_train_state, update
 
-pytestmark = pytest.mark.compiled_quickly
-
 LENGTH, ENVS = 16, 8
 CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)
 KEY = jax.random.key(7)

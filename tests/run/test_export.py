@@ -38,8 +38,6 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.published import save_parameters
 
-pytestmark = pytest.mark.compiled_quickly
-
 pytest.importorskip("onnxruntime", reason="pip install 'jaxrl_atari[export]'")
 ACTIONS = {"Pong": 6, "Breakout": 4}
 FILES = {"policy.onnx", "policy.npz", "policy.jaxexport", "play.py", "README.md"}

@@ -24,8 +24,6 @@ from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss, ppo_loss_of_outputs
 from jaxrl_atari.schedules import current_options
 from jaxrl_atari.update import init_train_state, update
 
-pytestmark = pytest.mark.compiled_quickly
-
 HYPER = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.9,
     "clip_epsilon": 0.1, "entropy_coef": 0.01, "value_coef": 0.5,

@@ -26,8 +26,6 @@ from jaxrl_atari.ppo import PPO, Samples
 from jaxrl_atari.registry import ALGORITHMS
 from jaxrl_atari.suite.vary import parse_vary
 
-pytestmark = pytest.mark.compiled_quickly
-
 PAGE = (ROOT / "docs" / "idea.md").read_text()
 SMALL = (
     "--env.num-envs=2", "--env.max-frames=120", "--ppo.rollout-length=8", "--ppo.minibatch-size=16",

@@ -11,7 +11,7 @@ import pytest
 
 from jaxrl_atari import ppo, train
 
-PACKAGE = Path(__file__).parents[1] / "jaxrl_atari"
+PACKAGE = Path(__file__).parents[2] / "jaxrl_atari"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 ORDER = [

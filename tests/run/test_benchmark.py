@@ -24,7 +24,7 @@ from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu
 from jaxrl_atari.rollout import Collected
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 TINY = ["--env.game", "Breakout", "--env.num-envs", "4", "--env.num-groups", "2", "--env.num-threads", "1",
         "--ppo.rollout-length", "8", "--ppo.minibatch-size", "16", "--ppo.epochs", "1"]  # fmt: skip
 
