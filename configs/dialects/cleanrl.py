@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.train --config configs/dialects/cleanrl.py --env.game Pong
 
-Proven against the script of cleanrl 1.2.0, which is unmodified (tests/test_originals.py). It differs from the
+Proven against the script of cleanrl 1.2.0, which is unmodified (tests/long/test_originals.py). It differs from the
 published spec in 8 environments, Adam, the unbiased std of advantages, minibatches that are not stratified, and
 cut-off games, whose end counts as terminal. What is not the same:
 

@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.train --config configs/dialects/cleanrl_envpool.py --env.game Pong
 
-Proven against the script of cleanrl 1.2.0, which is unmodified (tests/test_originals.py). The update is that of
+Proven against the unmodified script of cleanrl 1.2.0 (tests/long/test_originals.py). The update is that of
 `cleanrl` on EnvPool's rollouts, where auto-reset steps are samples. What is not the same:
 
 - The clipped gradient: torch scales by 0.5 / (norm + 1e-6), ours by 0.5 / norm.

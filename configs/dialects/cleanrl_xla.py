@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.train --config configs/dialects/cleanrl_xla.py --env.game Pong
 
-Proven against the script of cleanrl 1.2.0 (tests/test_originals.py); flax 0.12 needs a replacement of its
+Proven against the script of cleanrl 1.2.0 (tests/long/test_originals.py); flax 0.12 needs a replacement of its
 TrainState. It differs from `cleanrl_envpool` in the std of advantages, which is not the unbiased one, and in the
 value loss, which is not clipped. Its scores are the first reference of `classic`. What is not the same:
 

@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.train --config configs/dialects/sb3.py --env.game Pong
 
-Proven against stable-baselines3 2.9.2, which is unmodified (tests/test_originals.py). It differs from the
+Proven against stable-baselines3 2.9.2, which is unmodified (tests/long/test_originals.py). It differs from the
 published spec in 8 environments, Adam, the unbiased std of advantages, minibatches that are not stratified, a
 value loss that is not clipped and weighs twice as much, and an annealed clip range. What is not the same:
 

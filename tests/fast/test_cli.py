@@ -495,7 +495,7 @@ def test_options_of_several_processes_need_their_switch(option, tmp_path):
     assert train.parse_options([given, "--devices.distributed"]).config.devices.distributed
     config = train.parse_options([given, "--devices.distributed"]).config
     write_json(tmp_path / "config.json", {"config": config.to_dict()})
-    alone = train.parse_options(["--resume", str(tmp_path), "--devices.no-distributed"])  # docs/placement.md
+    alone = train.parse_options(["--resume", str(tmp_path), "--devices.no-distributed"])  # docs/devices.md
     assert not alone.config.devices.distributed
 
 
