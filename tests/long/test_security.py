@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sample_runs import table, write_metrics
-from test_evaluate import train
 
 from jaxrl_atari.config import Config, EnvConfig, EvaluationConfig
 from jaxrl_atari.errors import UserError
@@ -204,8 +204,8 @@ def test_metrics_csv(data, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def run_dir(tmp_path_factory):
-    return train(tmp_path_factory.mktemp("trained") / "qbert")
+def run_dir(trained, tmp_path_factory):
+    return shutil.copytree(trained("plain"), tmp_path_factory.mktemp("trained") / "run")
 
 
 @fuzz

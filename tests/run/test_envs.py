@@ -6,7 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -15,42 +15,20 @@ import numpy as np
 import pytest
 from ale_py import roms
 from fake_pools import NoisePool
+from played_games import assert_equal, make_pool, play, random_actions, stacked
 
-from jaxrl_atari import envs
 from jaxrl_atari.envs import env_seeds
 from jaxrl_atari.envs.ale_pool import AlePool
-from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, RawStep
+from jaxrl_atari.envs.pool import EnvPool, EpisodeCounter, FinishedGame, RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 
-make_pool = partial(envs.make_pool, rules=PROTOCOLS["v5"])
 needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="needs envpool: pip install 'jaxrl_atari[envpool]'"
 )
 BACKENDS = ["ale", pytest.param("envpool", marks=needs_envpool)]
 both = pytest.mark.parametrize("backend", BACKENDS)
 V5, CLASSIC, MACHADO = (PROTOCOLS[name] for name in ("v5", "classic", "machado"))
-
-
-def random_actions(pool, num_steps):
-    return np.random.default_rng(0).integers(pool.num_actions, size=(num_steps, pool.num_envs))
-
-
-def stacked(steps):
-    """One `EnvStep`, each field [T, n, ...]."""
-    return EnvStep(*map(np.stack, zip(*steps, strict=True)))
-
-
-def play(pool, actions):
-    """reset() and all steps, stacked. Closes the pool."""
-    steps = [pool.reset(), *map(pool.step, actions)]
-    pool.close()
-    return stacked(steps)
-
-
-def assert_equal(left, right):
-    for name in EnvStep._fields:
-        np.testing.assert_array_equal(getattr(left, name), getattr(right, name), err_msg=name)
 
 
 # An independent emulation: ale_py's single game, stepped frame by frame, and a resize by exact pixel areas.

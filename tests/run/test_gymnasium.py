@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ale_py.env import AtariEnv
 from gymnasium import spaces
-from test_envs import assert_equal, play, random_actions
+from played_games import assert_equal, play, random_actions
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.config_dicts import config_from_dict
