@@ -24,7 +24,6 @@ from jaxrl_atari.runs.layout import meta_file
 from jaxrl_atari.runs.reading import is_finished, logged_env_steps, read_metrics
 from jaxrl_atari.suite.sweep import read_plan
 
-pytestmark = pytest.mark.long
 CONFIG = Config(name="fuzzed", env=EnvConfig(game="Qbert"))
 ELSEWHERE = "../../elsewhere"
 DEEP = b"[" * 100_000

@@ -17,8 +17,8 @@ import sys
 
 import hub_server
 import pytest
+from page_commands import CASES
 from simulated_gpus import simulated
-from test_docs import CASES
 from user_commands import ROOT, free_address, one_error_line
 
 SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16",
