@@ -1,15 +1,17 @@
 """Networks of milliseconds: some pixels, a layer, and an LSTM or another layer, with the shipped heads."""
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
+import reference
 
 from jaxrl_atari.frames import PLAIN
 from jaxrl_atari.network_functions import apply_module, init_params, initial_carry
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.network_interface import Network, Outputs
 from jaxrl_atari.networks import dense, heads, lstm
 
 
@@ -44,8 +46,15 @@ class Recurrent(nn.Module):
 
 def make(network, num_actions, seed=0):
     """The first parameters and the functions of a module."""
+    made = functions_of(network, num_actions)
+    return made.init(jax.random.key(seed)), made
+
+
+@cache
+def functions_of(network, num_actions):
+    """One object for all tests of a process, so that what depends on it is compiled once."""
     module = network(num_actions)
-    made = Network(
+    return Network(
         init=partial(init_params, module),
         apply=partial(apply_module, module),
         layout=PLAIN,
@@ -53,4 +62,19 @@ def make(network, num_actions, seed=0):
         dtype=jnp.dtype("float32"),
         initial_carry=partial(initial_carry, module),
     )
-    return made.init(jax.random.key(seed)), made
+
+
+def nature_in_float64(params, observation):
+    """The network of `reference.forward` in JAX. Matrix products: XLA's float64 convolutions take minutes on a
+    CPU."""
+    x = observation.stacks.astype(jnp.float64) / 255.0
+    for name, stride in reference.STRIDES.items():
+        kernel = params[name]["kernel"]
+        size = kernel.shape[0]
+        reach = stride * ((x.shape[1] - size) // stride) + 1
+        fields = [x[:, i : i + reach : stride, j : j + reach : stride] for i, j in np.ndindex(size, size)]
+        x = jnp.concatenate(fields, axis=-1) @ kernel.reshape(-1, kernel.shape[-1])
+        x = jax.nn.relu(x + params[name]["bias"])
+    x = jax.nn.relu(x.reshape(len(x), -1) @ params["dense"]["kernel"] + params["dense"]["bias"])
+    logits, value = (x @ params[head]["kernel"] + params[head]["bias"] for head in ("policy", "value"))
+    return Outputs(logits, value[:, 0])

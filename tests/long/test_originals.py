@@ -8,7 +8,7 @@ installs:
     pip install torch==2.13.0
     pip install --no-deps stable-baselines3==2.9.2 cloudpickle
     pip install --no-deps --ignore-requires-python cleanrl==1.2.0
-    pytest -m originals --dist loadgroup -rP tests/test_originals.py
+    pytest -m originals --dist loadgroup -rP tests/long/test_originals.py
 
 `-rP` shows the differences that docs/dialects.md has.
 """
@@ -29,6 +29,7 @@ import numpy as np
 import optax
 import pytest
 from originals import rollouts
+from small_networks import nature_in_float64
 
 from jaxrl_atari import ppo
 from jaxrl_atari import update as update_module
@@ -39,7 +40,7 @@ from jaxrl_atari.dialects import DIALECTS
 from jaxrl_atari.frames import BLOCKED, PLAIN
 from jaxrl_atari.minibatches import draw_minibatches, observe
 from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation, Outputs
+from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.schedules import clip_epsilon, learning_rate
 
 MISSING = [name for name in ("torch", "stable_baselines3", "cleanrl") if importlib.util.find_spec(name) is None]
@@ -98,7 +99,7 @@ def record(name):
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])}
         done = subprocess.run(
             command,
-            cwd=Path(__file__).parent,
+            cwd=Path(__file__).parents[1],
             env=environment,
             capture_output=True,
             text=True,
@@ -122,26 +123,13 @@ def layers_of(name, kind):
 # --- Ours --------------------------------------------------------------------------------------------------------
 
 
-def apply_in_float64(params, observation):
-    """The Nature network in float64, which the shipped one never computes in."""
-    x = observation.stacks.astype(jnp.float64) / 255.0
-    for name, stride in (("conv1", 4), ("conv2", 2), ("conv3", 1)):
-        layer = params[name]
-        x = jax.lax.conv_general_dilated(
-            x, layer["kernel"], (stride, stride), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-        x = jax.nn.relu(x + layer["bias"])
-    x = jax.nn.relu(x.reshape(len(x), -1) @ params["dense"]["kernel"] + params["dense"]["bias"])
-    logits, value = (x @ params[name]["kernel"] + params[name]["bias"] for name in ("policy", "value"))
-    return Outputs(logits, value[:, 0])
-
-
+@cache
 def shared_rollout(name):
     """The rollout in float64, with the actions that the original took and the log probabilities and values of
     ours."""
     given = games()
     seen = rollouts.stacks(given)
-    outputs = apply_in_float64(rollouts.parameters(), Observation(jnp.asarray(seen.reshape(-1, *seen.shape[2:]))))
+    outputs = nature_in_float64(rollouts.parameters(), Observation(jnp.asarray(seen.reshape(-1, *seen.shape[2:]))))
     value = outputs.value.reshape(seen.shape[:2])
     action = np.zeros(rollouts.STEPS * rollouts.NUM_ENVS, np.int32)
     action[tape(name).sample] = record(name)["action"]
@@ -203,6 +191,22 @@ def clip_as_torch(max_norm):
 
 
 @cache
+def compiled_update(name, as_torch, **flipped):
+    """Our update, which takes the minibatches as an argument, so that other ones need no other program."""
+
+    def run(order, params, rollout):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(update_module, "draw_minibatches", lambda *_: order)
+            if as_torch and ORIGINALS[name].adds_to_the_norm:
+                patch.setattr(optax, "clip_by_global_norm", clip_as_torch)
+            config, key = options(name, **flipped), jax.random.key(0)
+            state = update_module.init_train_state(params, config, ppo.PPO, key)
+            return update_module.update(state, rollout, config, key, apply=nature_in_float64, algorithm=ppo.PPO)
+
+    return jax.jit(run)
+
+
+@cache
 def ours(name, as_torch=True, steps=None, draw=None, **flipped):
     """Our update of the rollout: parameters, and metrics as means over the gradient steps.
 
@@ -212,19 +216,11 @@ def ours(name, as_torch=True, steps=None, draw=None, **flipped):
         draw: the seed that draws the minibatches. None: they are the original's.
         flipped: settings that differ from the dialect's.
     """
-    with jax.enable_x64(True), pytest.MonkeyPatch.context() as patch:
-        order = minibatches(name) if draw is None else shuffled(name, draw)
-        patch.setattr(update_module, "draw_minibatches", lambda *_: jnp.asarray(order[:steps]))
-        if as_torch and ORIGINALS[name].adds_to_the_norm:
-            patch.setattr(optax, "clip_by_global_norm", clip_as_torch)
-        config = options(name, **flipped)
-        state = update_module.init_train_state(
-            jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)
-        )
-        update = jax.jit(
-            lambda *arguments: update_module.update(*arguments, apply=apply_in_float64, algorithm=ppo.PPO)
-        )
-        state, metrics = update(state, shared_rollout(name), config, jax.random.key(0))
+    order = minibatches(name) if draw is None else shuffled(name, draw)
+    with jax.enable_x64(True):
+        params = jax.tree.map(jnp.asarray, rollouts.parameters())
+        update = compiled_update(name, as_torch, **flipped)
+        state, metrics = update(jnp.asarray(order[:steps]), params, shared_rollout(name))
         return jax.device_get((state.params, metrics))
 
 
@@ -288,7 +284,7 @@ def test_advantages_losses_and_the_first_gradient_are_the_originals(name):
         acted = {"value": rollout.value, "log_prob": rollout.log_prob, "advantage": samples.advantage}
         for key, values in acted.items():
             np.testing.assert_allclose(values.reshape(-1)[sample], found[key], rtol=0, atol=1e-12, err_msg=key)
-        gradient, _ = jax.grad(ppo.ppo_loss, has_aux=True)(rollouts.parameters(), apply_in_float64, batch, config)
+        gradient, _ = jax.grad(ppo.ppo_loss, has_aux=True)(rollouts.parameters(), nature_in_float64, batch, config)
     apart = difference(jax.device_get(gradient), layers_of(name, "gradient"))
     print(f"{name}: first gradient in float64: {apart:.1e}")
     assert apart < 1e-12

@@ -1,0 +1,58 @@
+"""docs/idea.md, followed word for word: ideas and a network in files of a user's, with a user's commands."""
+
+import shutil
+
+import numpy as np
+import pytest
+from idea_page import BASELINE, SMALL, TRAIN, TRY, block, rows, run, train, write_files
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_files(tmp_path_factory.mktemp("idea"))
+
+
+@pytest.fixture(scope="module")
+def idea(folder):
+    """The run of the idea: two sessions, each in a process."""
+    train(folder, TRAIN, "--sessions=2", "--trial.parallel=2")
+    return folder / "data" / "z_loss"
+
+
+def test_an_idea_is_trained_beside_the_baseline(folder, idea):
+    train(folder, BASELINE, "--sessions=1")
+    train(folder, TRY)
+    assert all(float(row["z_loss"]) > 0 for session in (0, 1) for row in rows(idea, session)[1:])
+    assert "z_loss" not in rows(folder / "data" / "baseline")[0]
+
+
+def test_an_idea_is_evaluated_and_resumed(folder, idea):
+    ended = run(folder, "evaluate", "data/z_loss", "--episodes", "1")  # the policy needs no algorithm
+    assert ended.returncode == 0, ended.stderr
+    shutil.copytree(idea, folder / "data" / "again")
+    without = run(folder, "train", "--resume", "data/again", "--total-env-steps", "320")
+    assert without.returncode == 2
+    assert "--import" in without.stderr
+    kept = ("--import", "data/again/code/my_idea.py", "--total-env-steps", "320")
+    ended = run(folder, "train", "--resume", "data/again", *kept)
+    assert ended.returncode == 0, ended.stderr
+    assert float(rows(folder / "data" / "again")[-1]["env_steps"]) > 256
+    assert [path.name for path in (folder / "data" / "again" / "code").iterdir()] == ["my_idea.py"]
+
+
+def test_a_network_of_the_users(folder):
+    named = ("--import", "my_network.py")
+    ended = run(folder, "train", "--run-dir", "data/tiny", "--network.name", "tiny", *named, *SMALL)
+    assert ended.returncode == 0, ended.stderr
+    ended = run(folder, "evaluate", "data/tiny", "--episodes", "1", *named)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_look_at_one_update(folder, monkeypatch, capsys):
+    """The metrics that it prints, and a state that has learned with every minibatch of the config."""
+    monkeypatch.syspath_prepend(folder)
+    names = {}
+    exec(block("import my_idea"), names)
+    assert "z_loss" in capsys.readouterr().out
+    assert all(np.isfinite(float(x)) for x in names["metrics"].values())
+    assert names["state"].optimizer_steps == 4 * 16 * 128 // 256
