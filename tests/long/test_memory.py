@@ -1,0 +1,37 @@
+"""The memory of the compiled update."""
+
+import dataclasses
+import re
+
+import jax
+import pytest
+
+from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.update_memory import memory_report
+
+SMALL = Config(
+    env=EnvConfig(num_envs=8),
+    ppo=PPOConfig(rollout_length=16, minibatch_size=64, epochs=1),
+    network=NetworkConfig(compute_dtype="float32"),
+)
+
+
+def sizes(config, devices=1):
+    """MiB: what is held, the next rollout, gradients and activations, and the total."""
+    report = memory_report(config, jax.devices("cpu")[0], devices)
+    return [float(size) for size in re.findall(r"([\d.]+) MiB", report)]
+
+
+def test_the_update_is_measured():
+    held, following, working, total = sizes(SMALL)
+    rollout = 20 * 8 * 84 * 84 / 2**20  # each frame once
+    assert following == pytest.approx(rollout, abs=0.1)
+    # Parameters, Adam's moments; 18 actions.
+    assert held == pytest.approx(3 * 4 * 1_694_000 / 2**20 + rollout, abs=0.2)
+    assert total == pytest.approx(held + following + working, abs=0.2)
+    halves = sizes(SMALL, devices=2)
+    assert halves[1] == pytest.approx(following / 2, abs=0.1)
+    assert halves[2] < working
+    larger = sizes(dataclasses.replace(SMALL, env=EnvConfig(num_envs=64)))
+    assert larger[1] == pytest.approx(8 * following, abs=0.5)
+    assert larger[2] == pytest.approx(working, rel=0.2)
