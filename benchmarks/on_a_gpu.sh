@@ -57,7 +57,7 @@ case ${1:-} in
 check)
     run driver nvidia-smi
     run devices python3 -m jaxrl_atari.devices --config configs/qbert.py
-    mapfile -t files < <(grep -l mark.gpu tests/*.py) # the others may need packages that the machine lacks
+    mapfile -t files < <(grep -rl mark.gpu tests --include="test_*.py") # the others may need packages that the machine lacks
     run tests python3 -m pytest "${files[@]}" -m gpu "${tests[@]}" -n 0 -W default
     ;;
 speed)

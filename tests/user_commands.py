@@ -4,6 +4,7 @@ import importlib.util
 import os
 import runpy
 import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -27,6 +28,14 @@ def user_environment(**more):
     )  # none without pytest's cache
     cache = {name: os.environ[name] for name in names if name in os.environ}
     return kept | {"PYTHONPATH": path} | cache | more
+
+
+def python(*arguments, timeout=240, **variables):
+    """Runs Python in this checkout as a user's shell does, with these variables added."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env=user_environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+    )  # fmt: skip
 
 
 def run_here(module, words):

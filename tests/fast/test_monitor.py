@@ -1,152 +1,101 @@
-"""The monitor on a stand-in for NVML, and on a real GPU if there is one."""
+"""The monitor on simulated GPUs."""
 
 import math
 import threading
 import time
 from types import SimpleNamespace
 
-import jax
 import pytest
-from fake_cuda import _machine  # noqa: F401
-from simulated_gpus import SimulatedGpus
+import simulated_gpus
 
 from jaxrl_atari.hardware.gpu_interface import GpuReading
-from jaxrl_atari.hardware.gpus import use_provider
-from jaxrl_atari.hardware.monitor import GPU_COLUMNS, mean_of_known, monitor
-from jaxrl_atari.hardware.nvidia import NvidiaGpus
+from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.runs.columns import COLUMNS
 
 
+@pytest.fixture(autouse=True)
+def _machine(simulate, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    simulate(4)
+
+
 def gpu(index):
-    """JAX's device for the GPU that CUDA shows as number `index`."""
-    return SimpleNamespace(platform="gpu", local_hardware_id=index)
+    """JAX's device for a GPU."""
+    return SimpleNamespace(platform="gpu", local_hardware_id=index + 1)  # device 0 is the CPU
 
 
-def read(devices):
-    """The GPUs' columns."""
+def values(row):
+    """The GPUs' columns: busy, memory, power, temperature."""
+    return [row[name] for name in row if name.startswith("gpu_")]
+
+
+def read(*devices):
     with monitor(devices) as read_now:
+        return values(read_now())
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_columns_combine_the_gpus_that_cuda_shows(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    assert read(gpu(0)) == [30, 3, 300, 33]
+    assert read(gpu(1), gpu(0), gpu(1)) == [20, 4, 400, 33]  # a mean, two sums, the hottest
+    on_cpu = SimpleNamespace(platform="cpu", local_hardware_id=0)
+    assert all(map(math.isnan, read(on_cpu)))
+    with monitor([]) as read_now:
         row = read_now()
     assert list(row) == [name for name, column in COLUMNS.items() if column.section == "system"]
     assert row["rss_gib"] > 0.01
-    return [row[name] for name in GPU_COLUMNS]
 
 
-def test_the_gpus_are_those_that_cuda_shows(machine, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1,MIG-slice")
-    assert read([gpu(0)]) == [30, 3, 300, 33]
-    # Busy is a mean, memory and power are sums, temperature is the hottest.
-    assert read([gpu(1), gpu(0), gpu(1)]) == [20, 4, 400, 33]
-    values = read([gpu(2)])
-    assert values[1] == 0.5
-    assert all(map(math.isnan, (values[0], *values[2:])))
-
-
-def test_the_provider_says_which_gpu_a_device_is(machine):
-    class Shifted(NvidiaGpus):
-        def index(self, device):
-            return device.local_hardware_id - 1
-
-    expected = read([gpu(1)])
-    assert read([gpu(2)]) != expected
-    use_provider(Shifted())  # the fixture puts the former one back
-    assert read([gpu(2)]) == expected
-
-
-def test_the_provider_reads_its_gpus(simulate, monkeypatch):
-    """Simulated GPUs are monitored without an NVIDIA driver."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    simulate(2)
-    monkeypatch.setattr(SimulatedGpus, "read", lambda self, gpu: GpuReading(50 * int(gpu.uuid), 2, 100, math.nan))
-    busy, memory, power, temperature = read([gpu(1), gpu(2)])  # device 0 is the CPU
-    assert (busy, memory, power) == (25, 4, 200)
-    assert math.isnan(temperature)
-
-
-def test_a_reading_is_the_mean_of_the_samples_since_the_last_one(machine, monkeypatch):
-    busy = [20, 30, 100]
-    given = []
-
-    def read_busy(handle):
-        given.append(busy.pop(0) if busy else 50)
-        return SimpleNamespace(gpu=given[-1])
-
-    monkeypatch.setattr(machine, "nvmlDeviceGetUtilizationRates", read_busy)
-    with monitor([gpu(1)]) as read_now:
-        assert read_now()["gpu_busy_percent"] == 20  # sampled at the start
-        deadline = time.monotonic() + 60
-        while busy and time.monotonic() < deadline:
-            time.sleep(0.01)  # the thread samples
-        time.sleep(0.1)
-        assert 50 < read_now()["gpu_busy_percent"] <= 65
-        assert read_now()["gpu_busy_percent"] == given[-1]  # the newest sample
-
-
-def test_a_reading_that_fails_is_left_out_of_the_mean(machine, monkeypatch):
-    samples = [[20.0, math.nan], [math.nan, math.nan], [40.0, math.nan]]
-    means = [mean_of_known(values) for values in zip(*samples, strict=True)]
-    assert means[0] == 30
-    assert math.isnan(means[1])
-    busy = [20, None, 30]
-
-    def read_busy(handle):
-        value = busy.pop(0) if busy else 40
-        if value is None:
-            raise machine.NVMLError
-        return SimpleNamespace(gpu=value)
-
-    monkeypatch.setattr(machine, "nvmlDeviceGetUtilizationRates", read_busy)
-    with monitor([gpu(1)]) as read_now:
-        assert read_now()["gpu_busy_percent"] == 20
-        deadline = time.monotonic() + 60
-        while busy and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.1)
-        assert 30 <= read_now()["gpu_busy_percent"] <= 40
-
-
-def test_a_gpu_that_fails_leaves_the_values_of_the_others(machine, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3,MIG-slice")  # NVML knows the memory alone of the slice
-    busy, memory, power, temperature = read([gpu(0), gpu(1), gpu(2)])
+def test_a_gpu_that_fails_leaves_the_values_of_the_others(monkeypatch):
+    answer = simulated_gpus.read
+    lost = GpuReading(math.nan, 0.5, math.nan, math.nan)
+    monkeypatch.setattr(simulated_gpus, "read", lambda index: lost if index == 2 else answer(index))
+    busy, memory, power, temperature = read(gpu(1), gpu(2), gpu(3))
     assert (busy, memory, temperature) == (20, 4.5, 33)
     assert math.isnan(power)  # a sum without one of its terms would be too small
 
 
-def test_a_driver_that_breaks_stops_nothing(machine, monkeypatch):
-    with monitor([gpu(1)]) as read_now:
-        assert read_now()["gpu_busy_percent"] == 10
-        monkeypatch.setenv("FAKE_STATE", "lost")
-        row = read_now()
-        deadline = time.monotonic() + 60
-        while not math.isnan(row["gpu_busy_percent"]) and time.monotonic() < deadline:
-            time.sleep(0.01)
-            row = read_now()
-    assert math.isnan(row["gpu_busy_percent"])
-    assert row["rss_gib"] > 0.01
+def test_a_reading_is_the_mean_of_the_samples_since_the_last_one(monkeypatch):
+    given = []
+
+    def next_sample(index):
+        given.append([20, 30, math.nan, 100][min(len(given), 3)])
+        return GpuReading(given[-1], 1, 1, 1)
+
+    monkeypatch.setattr(simulated_gpus, "read", next_sample)
+    with monitor([gpu(0)]) as read_now:
+        assert read_now()["gpu_busy_percent"] == 20  # sampled at the start
+        wait_until(lambda: len(given) == 4)
+        time.sleep(0.1)
+        assert read_now()["gpu_busy_percent"] == 65  # NaN is left out
+        assert read_now()["gpu_busy_percent"] == 100  # the newest sample
 
 
-def test_a_driver_that_hangs_does_not_stop_training(machine, monkeypatch):
+def test_a_driver_that_hangs_does_not_stop_training(monkeypatch):
     hangs, goes_on = threading.Event(), threading.Event()
 
-    def hang(uuid):
+    def hang(index):
         hangs.set()
         goes_on.wait(20)
-        raise machine.NVMLError
+        return GpuReading(0, 0, 0, 0)
 
     with monitor([gpu(1)]) as read_now:
-        monkeypatch.setattr(machine, "nvmlDeviceGetHandleByUUID", hang)
+        monkeypatch.setattr(simulated_gpus, "read", hang)
         assert hangs.wait(60)
-        read_now()
         began = time.monotonic()
-        assert read_now()["gpu_busy_percent"] == 10  # the newest sample
+        assert [read_now()["gpu_busy_percent"] for _ in range(2)] == [10, 10]  # the newest sample
         assert time.monotonic() - began < 10
         with pytest.MonkeyPatch.context() as clock:
             clock.setattr(time, "monotonic", lambda: began + 60)
             assert math.isnan(read_now()["gpu_busy_percent"])  # nobody has read the GPU for long
         goes_on.set()
-
-
-def test_on_a_cpu_there_is_no_gpu_to_read(machine):
-    assert all(map(math.isnan, read([SimpleNamespace(platform="cpu", local_hardware_id=0)])))
 
 
 def test_cpu_time_is_per_core():
@@ -159,20 +108,3 @@ def test_cpu_time_is_per_core():
         measured = read_now()["cpu_percent"]
     outer = time.monotonic() - began  # what was measured lies between the two
     assert 0.8 * 100 * cpu / outer <= measured <= 1.2 * 100 * cpu / inner
-
-
-@pytest.mark.gpu
-def test_real_gpu():
-    devices = [device for device in jax.devices() if device.platform == "gpu"]
-    if not devices:
-        pytest.skip("JAX sees no GPU here")
-    with monitor(devices[-1:]) as read_now:
-        matrix = jax.device_put(jax.numpy.ones((4096, 4096)), devices[-1])
-        until = time.monotonic() + 3.0
-        while time.monotonic() < until:
-            (matrix @ matrix).block_until_ready()
-        row = read_now()
-    assert row["gpu_busy_percent"] > 20
-    assert row["gpu_memory_gib"] > 0.06
-    assert row["gpu_power_watts"] > 10
-    assert 10 < row["gpu_temperature_c"] < 110

@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from fake_cuda import python
-from user_commands import one_error_line
+from user_commands import one_error_line, python
 
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS

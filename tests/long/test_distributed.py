@@ -1,0 +1,66 @@
+"""Two processes that cannot learn together, or wait for one that never comes."""
+
+import signal
+import time
+
+import pytest
+from two_processes import TINY, distributed, output_of_both, start, together
+from user_commands import free_address
+
+
+def test_followers_are_told_why_the_leader_cannot_use_the_run_directory(tmp_path):
+    (tmp_path / "notes.txt").touch()
+    for output in together(*TINY, "--run-dir", tmp_path, status=2):
+        assert f"error: {tmp_path}: holds notes.txt, and no run" in output
+
+
+def test_each_process_needs_a_device(tmp_path):
+    for output in together(*TINY, "--devices.data-parallel", 1, "--output-dir", tmp_path, status=2):
+        assert "error: devices.data_parallel = 1: expected all, or enough for the 2 processes" in output
+
+
+WITH_INSTRUCTION_SETS = """
+import os
+from jaxrl_atari import cli, train
+from jaxrl_atari.hardware import cpu
+
+here = cpu.read_cpu()._replace(instruction_sets=tuple(os.environ["SETS"].split()))
+cpu.read_cpu = lambda: here
+cli.run(train.main)
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (({"SETS": "AVX2"}, {"SETS": "AVX2 BF16"}), "devices of one class to learn in all processes"),
+        (
+            [{"XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"} for count in (2, 1)],
+            "as many devices in each process; they have 2 and 1",
+        ),
+    ],
+)
+def test_processes_that_would_compute_differently_are_refused(variables, expected, tmp_path):
+    coordinator, script = free_address(), ["-c", WITH_INSTRUCTION_SETS] if "SETS" in variables[0] else TINY[:2]
+    words = [*script, *TINY[2:], "--output-dir", tmp_path]
+    children = [start([*words, *distributed(coordinator, i)], **variables[i]) for i in range(2)]
+    for output in output_of_both(children, status=2):
+        assert f"error: devices.distributed = True: expected {expected}" in output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, tmp_path):
+    coordinator = free_address()
+    process = start([*TINY, "--output-dir", tmp_path / "data", *distributed(coordinator, index, 3)])
+    printed = ""
+    while "waiting" not in printed:
+        printed = process.stdout.readline()
+        assert printed
+    assert printed == f"waiting for all 3 processes at {coordinator}\n"
+    signalled = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.communicate(timeout=60)[0].startswith("interrupted\n")  # then JAX logs that it ends
+    assert process.returncode == 130
+    assert time.monotonic() - signalled < 20
+    assert not (tmp_path / "data").exists()

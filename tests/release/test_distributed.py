@@ -1,0 +1,57 @@
+"""Two processes go on together or alone."""
+
+import shutil
+
+import pytest
+from sample_runs import flip_bit, read_csv
+from two_processes import TINY, together
+from user_commands import python
+
+from jaxrl_atari.runs.checkpoints import Checkpoints
+
+
+@pytest.mark.timeout(900)
+def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_checkpoint(tmp_path):
+    run_dir = tmp_path / "run"
+    together(*TINY, "--run-dir", run_dir)
+    checkpoints = Checkpoints(run_dir / "session_0")
+    before, last = checkpoints.env_steps()[-2:]
+    for path in (run_dir / "session_0" / "checkpoints" / str(last) / "arrays").rglob("[0-9]*"):
+        flip_bit(path)
+    resume = ("-m", "jaxrl_atari.train", "--resume", run_dir, "--total-env-steps")
+    leader, follower = together(*resume, 384)
+    assert f"checkpoints/{last}: damaged: " in leader
+    assert f"resumed at {before:,} env steps" in leader
+    assert "damaged" not in follower, "only process 0 logs"
+    alone = python(*resume, 512, "--devices.no-distributed", "--devices.data-parallel", 1)
+    assert alone.returncode == 0, alone.stderr
+    steps = [int(row["env_steps"]) for row in read_csv(run_dir / "session_0" / "metrics.csv")]
+    assert steps == sorted(set(steps))
+    assert checkpoints.env_steps()[-1] == steps[-1] > 450
+
+
+CANNOT_CONTINUE = """
+import sys
+from jaxrl_atari import cli, groups, train
+
+def restore_games(*_):
+    raise LookupError("a bug")
+
+if sys.argv[-1] == "1":  # in one of the processes
+    groups.restore_games = restore_games
+cli.run(train.main)
+"""
+
+
+def test_two_processes_continue_the_games_of_one_process_or_neither_does(tmp_path):
+    run_dir, copied = tmp_path / "run", tmp_path / "copied"
+    alone = python(*TINY, "--run-dir", run_dir)
+    assert alone.returncode == 0, alone.stderr
+    shutil.copytree(run_dir, copied)
+    resume = ("--total-env-steps", 384, "--resume")
+    leader, _ = together("-m", "jaxrl_atari.train", *resume, run_dir)
+    assert "new games are started" not in leader
+    leader, follower = together("-c", CANNOT_CONTINUE, *resume, copied)
+    assert "session 0  new games are started (LookupError: a bug)" in leader
+    assert "Traceback" not in leader
+    assert "LookupError: a bug" in follower

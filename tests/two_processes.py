@@ -1,0 +1,46 @@
+"""A command in two processes that learn one session together (`devices.distributed`)."""
+
+import subprocess
+import sys
+
+from user_commands import ROOT, free_address, user_environment
+
+TINY = [
+    "-m", "jaxrl_atari.train", "--total-env-steps", 256, "--env.game", "Breakout", "--env.num-envs", 4,
+    "--env.num-threads", 1, "--env.max-frames", 128, "--ppo.rollout-length", 16, "--ppo.minibatch-size", 32,
+    "--ppo.epochs", 1, "--log.every-env-steps", 64, "--log.checkpoint-every-env-steps", 128, "--log.no-graphs",
+    "--log.no-tensorboard", "--devices.gpu", "false", "--devices.check", "--devices.data-parallel", "all",
+]  # fmt: skip
+"""The command that trains `small_training.TINY` on all devices of all processes."""
+
+
+def distributed(coordinator, index, count=2):
+    """The options of one process of several."""
+    return ["--devices.distributed", "--devices.coordinator", coordinator, "--devices.num-processes", count,
+            "--devices.process-index", index]  # fmt: skip
+
+
+def start(arguments, **variables):
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=user_environment(**variables), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def output_of_both(children, status=0):
+    """What two processes print, both of which end with this status."""
+    try:
+        printed = [child.communicate(timeout=280)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    assert [child.returncode for child in children] == [status] * 2, printed
+    return printed
+
+
+def together(*arguments, status=0):
+    """The command in two processes; returns what each has printed."""
+    coordinator = free_address()
+    children = [start([*arguments, *distributed(coordinator, index)]) for index in range(2)]
+    return output_of_both(children, status)
