@@ -2,23 +2,24 @@
 
 The algorithms themselves are in `ppo.py` and `algorithms/`; `update.py` runs them. `register_algorithm` gives an
 algorithm a name, which a config may choose. The word `config` stands for a `Config` or a part of one, as a run was
-given it. The word `options` stands for its part `ppo` in force (`algorithm_options.py`): a value that the config
+given it. The word `options` stands for its part `ppo` in force (`resolved_options`): a value that the config
 leaves to the game or to the algorithm is set.
 
 Axes are [T, B]: T steps of B environments. A sample is one step of one environment.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax.core import FrozenDict
 
-from jaxrl_atari.config import PPOConfig, check_coefficients
+from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require, require_interface
 from jaxrl_atari.network_interface import Apply, Observation
 from jaxrl_atari.registry import ALGORITHMS
@@ -98,7 +99,7 @@ class Mean:
     devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)
     """Number of devices that share the samples. It does not change the mean.
 
-    `minibatches.apply_to_rollout` reads it, in order to compute no more samples at a time than one device has in a
+    `update.apply_to_rollout` reads it, in order to compute no more samples at a time than one device has in a
     minibatch.
     """
 
@@ -201,7 +202,7 @@ class Algorithm(NamedTuple):
 
         apply      The network: `network_interface.Apply`. It returns `Outputs`.
         key        A random key, the same on all devices.
-        options    `PPOConfig` as `algorithm_options.resolved_options` returns it. Options marked `TRACED` in
+        options    `PPOConfig` as `resolved_options` returns it. Options marked `TRACED` in
                    `config.py`, such as `gamma` and `coefficients`, are traced numbers. They are data of the
                    compiled update, so another value compiles nothing. `learning_rate` and `clip_epsilon` have
                    their values of this update. All other options are plain Python values.
@@ -225,7 +226,7 @@ class Algorithm(NamedTuple):
     """`prepare(state, apply, rollout, mean, options, key) -> state, samples, metrics`: called once per rollout,
     before its gradient steps.
 
-    `mean` is the mean over the rollout, of x [T, B]. `minibatches.apply_to_rollout` computes the outputs of the
+    `mean` is the mean over the rollout, of x [T, B]. `update.apply_to_rollout` computes the outputs of the
     network for steps 0 to T. The samples are any pytree of arrays [T, B, ...].
 
     The gradient steps start from the returned state. Most algorithms return the state that they were given, or
@@ -272,22 +273,9 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
         name: a new name. A later algorithm of the same name replaces the earlier one.
 
     Raises:
-        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or
-            `algorithm` is not an `Algorithm` of functions, with numbers as coefficients.
+        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or a
+            coefficient is no number.
     """
-    expected = "an Algorithm, such as PPO._replace(loss=my_loss)"
-    require(isinstance(algorithm, Algorithm), ALGORITHMS.field, name, expected, f"got {algorithm!r}")
-    parts = {
-        "init": "init(params, key)",
-        "prepare": "prepare(state, apply, rollout, mean, options, key)",
-        "loss": "loss(params, apply, batch, options)",
-        "optimizer": "optimizer(options)",
-    }
-    for part, call in parts.items():
-        function = getattr(algorithm, part)
-        # The functions are keys in the cache of compiled updates, so they must be hashable.
-        usable = callable(function) and isinstance(function, Hashable)
-        require(usable, f"{ALGORITHMS.field} {name}: {part}", function, f"a function (hashable), called as {call}")
     check_coefficients(algorithm.coefficients, f"{ALGORITHMS.field} {name}: coefficients")
     ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(algorithm.coefficients)))
 
@@ -299,3 +287,31 @@ def find_algorithm(name: str) -> Algorithm:
         ConfigError: there is none.
     """
     return ALGORITHMS.get(name)
+
+
+# --- Options -----------------------------------------------------------------------------------------------------
+
+# `jit` takes options as an argument. Another value of a traced option compiles nothing, that of a static one does.
+_STATIC_OPTIONS = [option.name for option in fields(PPOConfig) if option.name not in TRACED_OPTIONS]
+jax.tree_util.register_dataclass(PPOConfig, TRACED_OPTIONS, _STATIC_OPTIONS)
+
+
+def resolved_options(config: Config) -> PPOConfig:
+    """The options `ppo.*` in force: lambda and each coefficient of the algorithm are numbers.
+
+    Raises:
+        ConfigError: no algorithm has the name, or it has no coefficient of a name in `ppo.coefficients`.
+    """
+    defaults = find_algorithm(config.algorithm).coefficients
+    chosen = config.ppo.coefficients
+    for name, value in chosen.items():
+        expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
+        hint = "--ppo.coefficients '{}' chooses none"
+        require(name in defaults, f"ppo.coefficients.{name}", value, expected, hint)
+    coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
+    return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
+
+
+def as_numbers(options: PPOConfig) -> PPOConfig:
+    """The same options, in which the traced ones are NumPy float32 scalars. None stays None."""
+    return jax.tree.map(np.float32, options)

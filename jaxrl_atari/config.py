@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from jaxrl_atari.checks import Limits, check_fields, is_json, texts_in
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
@@ -212,8 +212,7 @@ class EnvConfig:
 class PPOConfig:
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
 
-    # `algorithm_options.py` makes this class a pytree, which `jax.jit` takes as an argument. The options marked
-    # TRACED are its leaves.
+    # `algorithm.py` makes this class a pytree, an argument of `jax.jit`. Its leaves are `TRACED_OPTIONS`.
 
     rollout_length: Annotated[int, Limits(1, 65_536)] = 128
     """Env steps per environment between two updates (T)."""
@@ -265,6 +264,10 @@ class PPOConfig:
     coefficients: Annotated[dict[str, float], JSON_WORD, TRACED] = field(default_factory=dict, hash=False)
     """Coefficients of the algorithm, such as '{"intrinsic_reward": 0.1}' with `rnd`. Those left out have the
     defaults of the algorithm (docs/idea.md)."""
+
+
+TRACED_OPTIONS = tuple(option.name for option in dataclasses.fields(PPOConfig) if TRACED in get_args(option.type))
+"""The options of PPO that are marked `TRACED`, such as `learning_rate`."""
 
 
 def check_coefficients(coefficients: Any, name: str) -> None:

@@ -3,7 +3,7 @@
 import flax.linen as nn
 import jax
 
-from jaxrl_atari.algorithm_options import resolved_options
+from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import require
 from jaxrl_atari.network_functions import apply_module, empty_observation, init_params, initial_carry, make_module

@@ -17,9 +17,7 @@ import optax
 from jax import lax
 
 from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
-from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import require_interface
 from jaxrl_atari.network_interface import Apply, Outputs
 
 
@@ -115,7 +113,7 @@ def ppo_prepare(
     state: TrainState, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig, key: jax.Array
 ) -> tuple[TrainState, Samples, Metrics]:
     """`Algorithm.prepare`: the samples of a rollout, with the targets of GAE. The state does not change."""
-    assert options.gae_lambda is not None  # `update` has checked it
+    assert options.gae_lambda is not None  # as `resolved_options` returns it
     advantage = gae(
         reward=rollout.reward,
         value=rollout.value,
@@ -131,6 +129,11 @@ def ppo_prepare(
 
 
 # --- The loss ----------------------------------------------------------------------------------------------------
+
+
+def log_prob_of(logits: jax.Array, action: jax.Array) -> jax.Array:
+    """log pi(action) of the categorical distribution that logits describe: [..., A] and [...] -> [...]."""
+    return jnp.take_along_axis(jax.nn.log_softmax(logits), action[..., None], axis=-1)[..., 0]
 
 
 def ppo_loss(params: Any, apply: Apply, batch: Minibatch, options: PPOConfig) -> tuple[jax.Array, Metrics]:
@@ -161,12 +164,11 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
         (http://joschu.net/blog/kl-approx.html).
 
     Raises:
-        InterfaceError: an output or a sample has another shape.
+        InterfaceError: a mean is taken over another shape than [N]: a value [N, 1] minus a target [N] is [N, N].
     """
     logits, value = outputs.logits, outputs.value
     samples = batch.samples
     mean = batch.mean
-    check_shapes(outputs, batch, options)
     advantage = samples.advantage
     if options.normalize_advantages:
         advantage = mean.normalize(advantage, options.unbiased_std)
@@ -192,25 +194,6 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
         "approx_kl": mean(ratio - 1.0 - log_ratio),
         "clip_fraction": mean(outside.astype(jnp.float32)),
     }
-
-
-def check_shapes(outputs: Outputs, batch: Minibatch, options: PPOConfig) -> None:
-    """Raises `InterfaceError` unless outputs and samples have one row per sample.
-
-    A value [N, 1] minus a target [N] would be [N, N].
-    """
-    samples, (size,) = batch.samples, batch.mean.weight.shape
-    shape, where = jnp.shape(outputs.logits), "in ppo_loss_of_outputs"
-    needed = [name for name in Samples._fields if name != "value" or options.clip_value_loss]
-    for name in needed:
-        expected = "ppo.Samples: of samples of your own, pass on the part of PPO, batch._replace(samples=...)"
-        require_interface(hasattr(samples, name), f"samples {where}", type(samples).__name__, expected)
-    is_table = len(shape) == 2 and shape[0] == size
-    require_interface(is_table, f"shape of logits {where}", list(shape), f"[{size}, number of actions]")
-    numbers = {"value": outputs.value} | {f"samples.{name}": getattr(samples, name) for name in needed}
-    for name, x in numbers.items():
-        shape, expected = jnp.shape(x), f"[{size}], one number per sample"
-        require_interface(shape == (size,), f"shape of {name} {where}", list(shape), expected)
 
 
 # --- First state, optimiser, and `PPO` ---------------------------------------------------------------------------

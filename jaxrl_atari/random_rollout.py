@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_atari.algorithm import Metrics, Rollout, TrainState, find_algorithm
-from jaxrl_atari.algorithm_options import as_numbers, resolved_options
+from jaxrl_atari.algorithm import Metrics, Rollout, TrainState, as_numbers, find_algorithm, resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.frames import STACK, next_age
 from jaxrl_atari.hardware.device_class import device_class

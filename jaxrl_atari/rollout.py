@@ -60,7 +60,6 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.algorithm import Rollout
-from jaxrl_atari.categorical import sample_action
 from jaxrl_atari.devices import check_placement
 from jaxrl_atari.envs import EnvStep, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
@@ -68,6 +67,7 @@ from jaxrl_atari.frames import STACK, gather_stacks, next_age
 from jaxrl_atari.groups import EnvGroup, RolloutStart
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
 from jaxrl_atari.network_interface import Network, Observation
+from jaxrl_atari.ppo import log_prob_of
 
 # --- The loop ----------------------------------------------------------------------------------------------------
 
@@ -344,6 +344,20 @@ def act(
         carry=outputs.carry,
     )
     return buffer, action
+
+
+def sample_action(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Draws an action from each row's categorical distribution, with a key for each row.
+
+    Args:
+        keys: [B].
+        logits: float32 [B, A].
+
+    Returns:
+        The actions, int32 [B], and their log probabilities, float32 [B].
+    """
+    action = jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+    return action, log_prob_of(logits, action)
 
 
 @jax.jit

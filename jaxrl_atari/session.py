@@ -10,8 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import find_algorithm
-from jaxrl_atari.algorithm_options import resolved_options
+from jaxrl_atari.algorithm import find_algorithm, resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
@@ -39,9 +38,9 @@ from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
-from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session_arrays import first_arrays, resume_arrays
 from jaxrl_atari.session_environments import SessionEnvironments, start_environments
+from jaxrl_atari.update import current_options, learning_rate
 
 
 def run_session(

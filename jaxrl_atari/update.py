@@ -1,9 +1,17 @@
 """The update: all minibatches of a rollout, with the functions of an `Algorithm`.
 
-`update` calls `prepare`, `loss` and `optimizer`; `init_train_state` calls `init` before the first update.
+`update` calls `prepare`, `loss` and `optimizer`; `init_train_state` calls `init` before the first update. The rest
+of the file: the minibatches, the input of the network for their samples, the options that change while a session
+trains, and the mistakes of an algorithm that are refused.
+
+Axes are [T, B]: T steps of B environments. A sample is one step of one environment, numbered `t * B + b`. If there
+are several devices, each one holds some of the environments (`algorithm.Shard`).
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -11,22 +19,23 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
-from jaxrl_atari.algorithm import ONE_DEVICE, Algorithm, Mean, Metrics, Minibatch, Rollout, Shard, TrainState
-from jaxrl_atari.algorithm_checks import (
-    check_first_state,
-    check_loss,
-    check_names,
-    check_optimizer,
-    check_optimizer_state,
-    check_optimizer_step,
-    check_prepared,
+from jaxrl_atari.algorithm import (
+    ONE_DEVICE,
+    Algorithm,
+    Mean,
+    Metrics,
+    Minibatch,
+    Rollout,
+    Shard,
+    TrainState,
+    as_numbers,
+    resolved_options,
 )
-from jaxrl_atari.algorithm_options import check_options
-from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import require
-from jaxrl_atari.minibatches import draw_minibatches, observe
+from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.errors import require_interface
+from jaxrl_atari.frames import gather_stacks
 from jaxrl_atari.network_functions import strongly_typed
-from jaxrl_atari.network_interface import Apply
+from jaxrl_atari.network_interface import Apply, Observation, Outputs, is_recurrent
 
 
 def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key: jax.Array) -> TrainState:
@@ -37,12 +46,10 @@ def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key:
         key: for `algorithm.init`.
 
     Raises:
-        InterfaceError: `init` or `optimizer` returned what `algorithm_checks.py` refuses.
+        InterfaceError: the optimiser keeps the learning rate of the first update.
     """
-    params, extra = check_first_state(params, algorithm.init(params, key))
-    optimizer = algorithm.optimizer(options)
-    check_optimizer(optimizer)
-    opt_state = optimizer.init(params)
+    params, extra = algorithm.init(params, key)
+    opt_state = algorithm.optimizer(options).init(params)
     check_optimizer_state(opt_state)
     return strongly_typed(TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra))
 
@@ -64,7 +71,7 @@ def update(
     the rounding of the result, and the numbers that an algorithm draws.
 
     Args:
-        options: as `schedules.current_options` returns it: scheduled options have their values of this update.
+        options: as `current_options` returns it: scheduled options have their values of this update.
         key: for the minibatches and for the algorithm; the same on all devices.
         apply: the network.
         shard: this device's part of the rollout.
@@ -75,11 +82,9 @@ def update(
         With `options.target_kl`, so is `skipped_steps`, the number of gradient steps that were left out.
 
     Raises:
-        ConfigError: the options are not the ones in force (`algorithm_options.resolved_options`);
-            `draw_minibatches` refuses them; or `options.target_kl` is set, and the loss returns no `approx_kl`.
-        InterfaceError: a function of the algorithm returned what `algorithm_checks.py` refuses.
+        InterfaceError: a function of the algorithm makes a mistake that would train without an error; the section
+            "Mistakes" lists them.
     """
-    check_options(options, algorithm)
     # Numbers folded into `key`: 0 to epochs - 1 for the minibatches of each epoch (`draw_minibatches`), `epochs`
     # for the loss, and `epochs + 1` for `prepare`.
     indices = draw_minibatches(key, rollout, options, shard)
@@ -88,9 +93,9 @@ def update(
     optimizer = algorithm.optimizer(options)
     rollout = with_options_applied(rollout, options)
     mean = Mean.over(rollout.weight, shard)
-    returned = algorithm.prepare(state, apply, rollout, mean, options, prepare_key)
-    prepared, samples, rollout_metrics = check_prepared(state, returned, rollout)
-    rollout_metrics = mean_over_devices(rollout_metrics, shard)
+    prepared, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, options, prepare_key)
+    check_prepared(state, prepared, samples, rollout)
+    prepared = strongly_typed(prepared)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
@@ -104,15 +109,14 @@ def update(
             key=jax.random.fold_in(loss_key, before.optimizer_steps),
             extra=before.extra,
         )
-        value_and_gradient = jax.value_and_grad(
-            lambda params: check_loss(algorithm.loss(params, apply, batch, options)), has_aux=True
-        )
-        (loss, metrics), gradients = value_and_gradient(before.params)
-        gradients, metrics = mean_over_devices((gradients, metrics | {"loss": loss}), shard)
-        returned = optimizer.update(gradients, before.opt_state, before.params)
-        updates, opt_state = check_optimizer_step(before, returned)
+        value_and_gradient = jax.value_and_grad(algorithm.loss, has_aux=True)
+        (loss, metrics), gradients = value_and_gradient(before.params, apply, batch, options)
+        metrics = checked_metrics(metrics, "loss", OWN_METRICS) | {"loss": as_float(loss)}
+        gradients, metrics = mean_over_devices((gradients, metrics), shard)
+        updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
+        check_same(updates, before.params, "updates of the optimiser", shape_of)
         params = optax.apply_updates(before.params, updates)
-        after = TrainState(params, opt_state, before.optimizer_steps + 1, before.extra)
+        after = TrainState(params, strongly_typed(opt_state), before.optimizer_steps + 1, before.extra)
         return after, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
     if options.target_kl is None:
@@ -121,8 +125,8 @@ def update(
     else:
         by_epoch = indices.reshape(options.epochs, -1, indices.shape[-1])
         trained, metrics = scan_epochs(step, prepared, by_epoch, options.target_kl)
-    check_names(rollout_metrics.keys(), metrics.keys())
-    return trained, metrics | rollout_metrics
+    rollout_metrics = checked_metrics(rollout_metrics, "prepare", metrics)
+    return trained, metrics | mean_over_devices(rollout_metrics, shard)
 
 
 def mean_over_devices(tree: Any, shard: Shard) -> Any:
@@ -165,14 +169,9 @@ def scan_epochs(
 
     Returns:
         The new state and the metrics: means over the steps taken, and `skipped_steps`.
-
-    Raises:
-        ConfigError: the metrics have no `approx_kl`.
     """
     num_epochs, steps, _ = indices.shape
     _, shapes = jax.eval_shape(step, state, indices[0, 0])
-    expected = "None: the loss of this algorithm returns no approx_kl"
-    require("approx_kl" in shapes, "ppo.target_kl", target_kl, expected)
 
     def run_epoch(carry: Epochs) -> Epochs:
         trained, metrics = lax.scan(step, carry.state, indices[carry.taken])
@@ -203,3 +202,234 @@ def with_options_applied(rollout: Rollout, options: PPOConfig) -> Rollout:
     if options.learn_from_auto_resets:
         rollout = rollout._replace(weight=jnp.ones_like(rollout.weight))
     return rollout
+
+
+# --- Minibatches -------------------------------------------------------------------------------------------------
+
+
+def minibatch_indices(
+    key: jax.Array,
+    *,
+    rollout_length: int,
+    num_envs: int,
+    epochs: int,
+    minibatch_size: int,
+    shard: Shard = ONE_DEVICE,
+    uniform: bool = False,
+) -> jax.Array:
+    """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
+
+    The environments of all devices are divided into gcd(environments, minibatch size) equal strata (by default 16
+    strata of one environment), and each minibatch takes the same number of samples from each stratum. Therefore a
+    device that holds some of the strata draws its part of the minibatches that a single device would draw.
+
+    For example, 4 environments and minibatches of 8 samples give 4 strata of one environment: each minibatch has 2
+    random steps of each environment. 6 environments and minibatches of 8 give 2 strata of 3 environments: each
+    minibatch has 4 samples of environments 0 to 2, and 4 of environments 3 to 5.
+
+    Args:
+        num_envs, minibatch_size: on this device.
+        uniform: the whole rollout is one stratum, so minibatches are not stratified. Only for one device.
+
+    Returns:
+        int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
+    """
+    # Strata of this device. All c devices together have gcd(c * num_envs, c * minibatch_size) = c * strata.
+    strata = 1 if uniform else math.gcd(num_envs, minibatch_size)
+    width = num_envs // strata
+
+    def permute(epoch: jax.Array, stratum: jax.Array) -> jax.Array:
+        stratum_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * strata + stratum)
+        sample = jax.random.permutation(stratum_key, rollout_length * width)
+        t, offset = jnp.divmod(sample, width)
+        return t * num_envs + stratum * width + offset
+
+    epoch, stratum = jnp.divmod(jnp.arange(epochs * strata), strata)
+    shuffled = jax.vmap(permute)(epoch, stratum).reshape(epochs, strata, -1, minibatch_size // strata)
+    return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
+
+
+def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
+    """The samples of each gradient step of an update.
+
+    A recurrent network learns from whole environments: a minibatch has all T steps of some of them. They are
+    stratified too: each minibatch has equally many environments of each stratum.
+
+    Returns:
+        int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
+    """
+    length, num_envs = rollout.action.shape
+    size = options.minibatch_size // shard.count
+    uniform = options.minibatches == "uniform"
+    draw = partial(minibatch_indices, key, num_envs=num_envs, epochs=options.epochs, shard=shard, uniform=uniform)
+    if not is_recurrent(rollout.carry):
+        return draw(rollout_length=length, minibatch_size=size)
+    # A rollout of one step has one sample per environment, so these samples are environments.
+    envs = draw(rollout_length=1, minibatch_size=size // length)
+    return whole_environments(envs, rollout_length=length, num_envs=num_envs)
+
+
+def whole_environments(envs: jax.Array, *, rollout_length: int, num_envs: int) -> jax.Array:
+    """The samples of all steps of some environments, ordered by step, then by environment.
+
+    Args:
+        envs: int32 [K, n]: K selections of n environments.
+
+    Returns:
+        int32 [K, T * n]: samples as t * B + b.
+    """
+    return (jnp.arange(rollout_length)[:, None] * num_envs + envs[:, None]).reshape(len(envs), -1)
+
+
+# --- Observations and outputs ------------------------------------------------------------------------------------
+
+
+def observe(rollout: Rollout, index: jax.Array, length: int | None = None) -> Observation:
+    """The input of the network for some samples.
+
+    Args:
+        index: int32 [N], samples as t * B + b; with a carry, in the order of `whole_environments`.
+        length: with a carry, the number of steps of each environment in `index`; T by default.
+    """
+    stacks = gather_stacks(rollout.frames, rollout.age, index)
+    first = rollout.age.reshape(-1)[index] == 0
+    if not is_recurrent(rollout.carry):
+        return Observation(stacks, first)
+    envs = index[: len(index) // (length or len(rollout.action))]  # step 0 of the environments comes first
+    return Observation(stacks, first, jax.tree.map(lambda x: x[envs], rollout.carry))
+
+
+def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, options: PPOConfig) -> Outputs:
+    """The outputs of the network for every step of a rollout and for step T, the first one of the next rollout.
+
+    The parameters may differ from the ones that acted. To bound the memory, a device computes no more samples at a
+    time than it has in a minibatch, but at least the T + 1 samples of one environment. This changes only the
+    rounding of the result.
+
+    Args:
+        mean: the mean over the rollout, as `prepare` gets it. Only `mean.devices` is used, because it gives the
+            size of a device's part of a minibatch.
+
+    Returns:
+        Outputs [T + 1, B, ...] without a carry.
+    """
+    steps, num_envs = rollout.age.shape  # T + 1
+    most = max(1, options.minibatch_size // mean.devices // steps)
+    width = max(n for n in range(1, min(most, num_envs) + 1) if num_envs % n == 0)  # environments at a time
+    envs = jnp.arange(num_envs).reshape(-1, width)
+
+    def outputs_of(index: jax.Array) -> Outputs:
+        return apply(params, observe(rollout, index, steps))._replace(carry=())
+
+    def in_order(x: jax.Array) -> jax.Array:
+        """[B / width, (T + 1) * width, ...] -> [T + 1, B, ...]"""
+        x = x.reshape(-1, steps, width, *x.shape[2:]).swapaxes(0, 1)
+        return x.reshape(steps, num_envs, *x.shape[3:])
+
+    return jax.tree.map(
+        in_order, lax.map(outputs_of, whole_environments(envs, rollout_length=steps, num_envs=num_envs))
+    )
+
+
+# --- Schedules ---------------------------------------------------------------------------------------------------
+#
+# A new schedule is a function like `clip_epsilon`, a line in `current_options`, and a switch in `PPOConfig`. The
+# option that it changes must be marked `TRACED` there; otherwise each of its values compiles an update.
+
+
+def annealed(value: float, config: Config, env_steps: int) -> float:
+    """A value that falls linearly in env steps, to 0 at total_env_steps."""
+    return value * max(0.0, 1.0 - env_steps / config.total_env_steps)
+
+
+def learning_rate(config: Config, env_steps: int) -> float:
+    """The learning rate of the update whose rollout begins at `env_steps`."""
+    rate = config.ppo.learning_rate
+    return annealed(rate, config, env_steps) if config.ppo.anneal_learning_rate else rate
+
+
+def clip_epsilon(config: Config, env_steps: int) -> float:
+    """The clip range of the update whose rollout begins at `env_steps`."""
+    epsilon = config.ppo.clip_epsilon
+    return annealed(epsilon, config, env_steps) if config.ppo.anneal_clip_epsilon else epsilon
+
+
+def current_options(config: Config, env_steps: int) -> PPOConfig:
+    """The options (`resolved_options`) of the update whose rollout begins at `env_steps`.
+
+    The scheduled ones have their values at that time. Those that are marked `TRACED` are float32 scalars: the
+    compiled update takes them as data, so that a new value compiles nothing.
+    """
+    options = replace(
+        resolved_options(config),
+        learning_rate=learning_rate(config, env_steps),
+        clip_epsilon=clip_epsilon(config, env_steps),
+    )
+    return as_numbers(options)
+
+
+# --- Mistakes that would train without an error ------------------------------------------------------------------
+
+OWN_METRICS = ("loss", "gradient_norm", "skipped_steps")
+"""Names of the metrics of `update` itself."""
+
+
+def checked_metrics(metrics: Metrics, function: str, taken: Collection[str]) -> Metrics:
+    """The metrics of a function as floats, the type of their means over gradient steps.
+
+    Args:
+        function: its name, `prepare` or `loss`.
+        taken: names that the update has given to other metrics.
+
+    Raises:
+        InterfaceError: a metric is not a single number, or its name is taken.
+    """
+    for name, value in metrics.items():
+        shape, expected = shape_of(value), "[]: a single number, such as the mean of x over the samples"
+        require_interface(shape == "[]", f"shape of metric {name} of {function}", shape, expected)
+        require_interface(name not in taken, f"name of a metric of {function}", name, "a name that is not taken")
+    return {name: as_float(value) for name, value in metrics.items()}
+
+
+def check_prepared(before: TrainState, after: TrainState, samples: Any, rollout: Rollout) -> None:
+    """Checks what `prepare` returned.
+
+    Raises:
+        InterfaceError: an array of the state has another shape or type than `init` decided, so that no checkpoint
+            could be restored; or the samples are not [T, B, ...], and would be taken for others.
+    """
+    check_same(after, before, "state of prepare", lambda x: f"{jnp.result_type(x)}{shape_of(x)}")
+    length, num_envs = rollout.action.shape
+    for sample in jax.tree.leaves(samples):
+        fits = jnp.shape(sample)[:2] == (length, num_envs)
+        require_interface(fits, "shape of samples of prepare", shape_of(sample), f"[{length}, {num_envs}, ...]")
+
+
+def check_optimizer_state(opt_state: optax.OptState) -> None:
+    """Raises `InterfaceError` if the state keeps the learning rate, as that of `inject_hyperparams` does.
+
+    The rate of the first update would stay: `optimizer(options)` is called in every update, but its state is kept.
+    """
+    kept = optax.tree.get_all_with_path(opt_state, "learning_rate")
+    expected = "none, so that options.learning_rate, the rate of each update, is used"
+    require_interface(not kept, "learning rate in the state of the optimiser", kept, expected)
+
+
+def check_same(found: Any, expected: Any, name: str, form: Callable[[Any], str]) -> None:
+    """Raises `InterfaceError` unless two trees have leaves of the same form at the same paths."""
+    got, wanted = (
+        {jax.tree_util.keystr(path): form(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (found, expected)
+    )
+    for path in wanted | got:
+        is_same = got.get(path) == wanted.get(path)
+        require_interface(is_same, f"{name}{path}", got.get(path, "nothing"), wanted.get(path, "nothing"))
+
+
+def shape_of(x: Any) -> str:
+    return str(list(jnp.shape(x)))
+
+
+def as_float(x: Any) -> jax.Array:
+    """A number as float32. float64 stays."""
+    return jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))

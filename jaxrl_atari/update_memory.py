@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import jax
 
-from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm
-from jaxrl_atari.algorithm_options import resolved_options
+from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.device_class import device_class

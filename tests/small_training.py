@@ -9,8 +9,7 @@ from importlib.machinery import ModuleSpec
 import jax
 
 from jaxrl_atari import session_arrays
-from jaxrl_atari.algorithm import find_algorithm
-from jaxrl_atari.algorithm_options import resolved_options
+from jaxrl_atari.algorithm import find_algorithm, resolved_options
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.runs.checkpoints import Checkpoints, meta_digest

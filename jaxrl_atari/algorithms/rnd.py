@@ -30,7 +30,6 @@ from flax.core import FrozenDict
 
 from jaxrl_atari.algorithm import Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.errors import require_interface
 from jaxrl_atari.frames import STACK, as_images
 from jaxrl_atari.network_interface import Apply
 from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_prepare
@@ -77,8 +76,6 @@ class RNDSamples(NamedTuple):
 
 def init(params: Any, key: jax.Array) -> tuple[Any, Extra]:
     """`Algorithm.init`: adds the predictor to the parameters as `rnd`, and draws the target."""
-    expected = "another name: this one is the predictor's"
-    require_interface("rnd" not in params, "name of a parameter of the network", "rnd", expected)
     pixels = jnp.zeros((1, PIXELS))
     target, predictor = (Embedding().init(each, pixels)["params"] for each in jax.random.split(key))
     nothing = Statistics(jnp.zeros((), jnp.int32), jnp.zeros(PIXELS), jnp.zeros(PIXELS), jnp.zeros(()))

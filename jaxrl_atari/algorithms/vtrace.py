@@ -15,11 +15,10 @@ import jax.numpy as jnp
 from flax.core import FrozenDict
 
 from jaxrl_atari.algorithm import Mean, Metrics, Rollout, TrainState
-from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.minibatches import apply_to_rollout
 from jaxrl_atari.network_interface import Apply
-from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance
+from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance, log_prob_of
+from jaxrl_atari.update import apply_to_rollout
 
 
 def vtrace(
@@ -63,7 +62,7 @@ def prepare(
     outputs = apply_to_rollout(state.params, apply, rollout, mean, options)
     ratio = jnp.exp(log_prob_of(outputs.logits[:-1], rollout.action) - rollout.log_prob)
     rho = jnp.minimum(ratio, options.coefficients["max_rho"])
-    assert options.gae_lambda is not None  # `update` has checked it
+    assert options.gae_lambda is not None  # as `resolved_options` returns it
     c = options.gae_lambda * jnp.minimum(ratio, options.coefficients["max_c"])
     target, advantage = vtrace(rollout, outputs.value, rho, c, options.gamma)
     value = outputs.value[:-1]

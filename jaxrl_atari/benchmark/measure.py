@@ -27,8 +27,8 @@ from jaxrl_atari.envs import EnvPool, make_pool, process_threads
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS
-from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import Session, iterations, open_session, place_session
+from jaxrl_atari.update import current_options, learning_rate
 
 
 class Training(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from jaxrl_atari.cli.signals import StopRequest
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import TRACED_OPTIONS, Config
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.runs.columns import COLUMNS
@@ -18,7 +18,6 @@ from jaxrl_atari.runs.reading import EarlyEnd, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
-from jaxrl_atari.traced_options import TRACED_OPTIONS
 from jaxrl_atari.trials.launch import STOPPING, Job
 
 StopFunction = Callable[[Row], object]

@@ -14,19 +14,16 @@ from fake_pools import Corridor, group_of
 from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari import network_functions, register_algorithm, register_network
-from jaxrl_atari.algorithm import Mean, Shard, find_algorithm
-from jaxrl_atari.algorithm_options import as_numbers, resolved_options
-from jaxrl_atari.categorical import log_prob_of
+from jaxrl_atari.algorithm import Mean, Shard, as_numbers, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.config_dicts import config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.errors import ConfigError, InterfaceError
-from jaxrl_atari.minibatches import observe
-from jaxrl_atari.ppo import PPO, ppo_loss, ppo_loss_of_outputs, ppo_prepare
+from jaxrl_atari.ppo import PPO, log_prob_of, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.trials.sessions import compile_key
-from jaxrl_atari.update import init_train_state, update
+from jaxrl_atari.update import init_train_state, observe, update
 
 LENGTH, ENVS = 16, 8
 CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)

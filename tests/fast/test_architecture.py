@@ -17,11 +17,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
     "device_report", "update_memory", "random_rollout",
-    "session", "out_of_memory", "schedules", "provenance", "evaluate", "report", "session_environments", "rollout",
+    "session", "out_of_memory", "provenance", "evaluate", "report", "session_environments", "rollout",
     "groups", "learner", "session_arrays", "runs", "devices", "data_parallel", "process_tuning", "program_cache",
-    "config_checks", "algorithms", "ppo", "update", "algorithm_checks", "algorithm_options", "minibatches",
-    "algorithm", "categorical", "network_advice", "network_forms", "fast", "networks", "network_functions",
-    "network_interface", "layers", "cpu_convolution", "frames", "hardware", "cli", "dialects", "traced_options",
+    "config_checks", "algorithms", "update", "ppo",
+    "algorithm", "network_advice", "network_forms", "fast", "networks", "network_functions",
+    "network_interface", "layers", "cpu_convolution", "frames", "hardware", "cli", "dialects",
     "config_dicts", "config", "option_forms", "envs", "imports", "output", "registry", "keys", "checks", "errors",
 ]  # fmt: skip
 """A room imports only from rooms after it."""
@@ -136,11 +136,7 @@ def test_who_imports(package, rooms):
     [
         "ppo",
         "algorithm",
-        "algorithm_checks",
-        "algorithm_options",
         "update",
-        "categorical",
-        "minibatches",
         "networks",
         "network_functions",
         "network_interface",
@@ -155,9 +151,9 @@ def test_the_algorithm_does_no_input_or_output(module):
     path = PACKAGE / f"{module.replace('.', '/')}.py"
     rooms = {room(name) for name in arrows()[module]}
     assert rooms <= {
-        "algorithm", "algorithm_checks", "algorithm_options", "categorical", "config", "cpu_convolution", "envs",
-        "errors", "frames", "layers", "minibatches", "network_functions", "network_interface", "networks", "ppo",
-        "registry", "traced_options",
+        "algorithm", "config", "cpu_convolution", "envs",
+        "errors", "frames", "layers", "network_functions", "network_interface", "networks", "ppo",
+        "registry", "update",
     }  # fmt: skip
     outer = {name.split(".")[0] for name in imports(path)} - {"jaxrl_atari"}
     standard = {

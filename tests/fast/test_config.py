@@ -12,7 +12,7 @@ from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.option_forms import parse_choice, parse_number
 from jaxrl_atari.registry import NETWORKS
-from jaxrl_atari.schedules import current_options
+from jaxrl_atari.update import current_options
 
 
 def test_the_defaults_are_the_published_spec():

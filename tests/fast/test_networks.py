@@ -14,7 +14,6 @@ from small_training import first_arrays
 from threadpoolctl import threadpool_limits
 
 from jaxrl_atari.algorithm import Mean, Minibatch
-from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
@@ -28,7 +27,7 @@ from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_functions import apply_module, init_params, make_module
 from jaxrl_atari.network_interface import Observation, Outputs, register_network
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
-from jaxrl_atari.ppo import Samples, ppo_loss
+from jaxrl_atari.ppo import Samples, log_prob_of, ppo_loss
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import act, begin_rollout
 

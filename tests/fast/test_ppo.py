@@ -10,17 +10,15 @@ import reference
 from small_networks import nature_in_float64
 
 from jaxrl_atari.algorithm import ONE_DEVICE, Mean, Minibatch, Rollout, Shard
-from jaxrl_atari.categorical import log_prob_of, sample_action
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks
-from jaxrl_atari.minibatches import minibatch_indices, observe
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation, Outputs
-from jaxrl_atari.ppo import PPO, Samples, gae, ppo_loss, ppo_loss_of_outputs
-from jaxrl_atari.schedules import current_options
-from jaxrl_atari.update import init_train_state, update
+from jaxrl_atari.ppo import PPO, Samples, gae, log_prob_of, ppo_loss, ppo_loss_of_outputs
+from jaxrl_atari.rollout import sample_action
+from jaxrl_atari.update import current_options, init_train_state, minibatch_indices, observe, update
 
 HYPER = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.9,

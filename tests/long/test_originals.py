@@ -34,14 +34,13 @@ from small_networks import nature_in_float64
 from jaxrl_atari import ppo
 from jaxrl_atari import update as update_module
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout
-from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
 from jaxrl_atari.dialects import DIALECTS
 from jaxrl_atari.frames import BLOCKED, PLAIN
-from jaxrl_atari.minibatches import draw_minibatches, observe
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Observation
-from jaxrl_atari.schedules import clip_epsilon, learning_rate
+from jaxrl_atari.ppo import log_prob_of
+from jaxrl_atari.update import clip_epsilon, draw_minibatches, learning_rate, observe
 
 MISSING = [name for name in ("torch", "stable_baselines3", "cleanrl") if importlib.util.find_spec(name) is None]
 pytestmark = [

@@ -18,8 +18,8 @@ from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, 
 from jaxrl_atari.devices import PlacementError, place
 from jaxrl_atari.errors import ConfigError, InterfaceError
 from jaxrl_atari.learner import compiled_update
-from jaxrl_atari.schedules import current_options, learning_rate
 from jaxrl_atari.session import iterations, open_session, place_session
+from jaxrl_atari.update import current_options, learning_rate
 
 SMALL = Config(
     env=EnvConfig(game="Qbert", num_envs=8, num_groups=1),
