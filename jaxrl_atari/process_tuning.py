@@ -5,12 +5,18 @@ The commands call `tune_process` when they start.
 
 import ctypes
 import os
+from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
 
 from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE, process_threads
+from jaxrl_atari.errors import os_reason
 from jaxrl_atari.hardware import cpu
+from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.output import counted
-from jaxrl_atari.program_cache import keep_compiled_programs
 
 MALLOC = {
     "mmap_threshold": (-3, 32 << 20),
@@ -40,7 +46,7 @@ def tune_process() -> tuple[str, ...]:
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
         return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
     _keep_freed_memory()
-    return (*_limit_emulator_threads(), *keep_compiled_programs())
+    return (*_limit_emulator_threads(), _keep_compiled_programs())
 
 
 def _limit_emulator_threads() -> list[str]:
@@ -74,3 +80,54 @@ def _keep_freed_memory() -> None:
         for name, (number, value) in MALLOC.items():
             if f"glibc.malloc.{name}=" not in tunables:
                 library.mallopt(number, value)
+
+
+# --- Compiled programs -------------------------------------------------------------------------------------------
+
+
+def _keep_compiled_programs() -> str:
+    """Keeps compiled programs on disk (JAX's persistent compilation cache), for the next start.
+
+    Programs depend on the number of XLA's threads, which JAX's cache key leaves out, so each number has a folder.
+    The folder has no maximum size: with one, JAX needs the package filelock, and locks the folder to read from it.
+
+    Returns:
+        A line for the user: where the programs are, or why they are not kept.
+    """
+    if not jax_config.jax_enable_compilation_cache:
+        return "compiled programs are not kept: JAX_ENABLE_COMPILATION_CACHE is false"
+    folder = jax_config.jax_compilation_cache_dir  # JAX_COMPILATION_CACHE_DIR
+    if folder == "":
+        return "compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"
+    if folder is None:
+        caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        folder = f"{caches}/jaxrl_atari/xla"
+    name = f"threads_{cpu.xla_threads()}"
+    # The user may have copied the folder from the line that is returned below: it then ends with the name.
+    folder = f"{folder.removesuffix(f'/{name}')}/{name}"
+    if "://" not in folder:  # a bucket is left to JAX
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            problem = "" if os.access(folder, os.W_OK) else "permission denied"
+        except OSError as error:
+            problem = os_reason(error)
+        if problem:
+            jax.config.update("jax_enable_compilation_cache", False)
+            return f"compiled programs are not kept: {folder} cannot be written to ({problem})"
+    jax.config.update("jax_compilation_cache_dir", folder)
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    return f"compiled programs are kept in {folder}"
+
+
+@cache
+def compile_clock() -> Callable[[], float]:
+    """Starts counting the seconds that XLA spends compiling in this process. Returns a function with the count."""
+    total = [0.0]
+
+    def count(event: str, duration_secs: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            total[0] += duration_secs
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    return lambda: total[0]

@@ -26,7 +26,7 @@ from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network
 from jaxrl_atari.out_of_memory import out_of_memory_advice
-from jaxrl_atari.program_cache import compile_clock
+from jaxrl_atari.process_tuning import compile_clock
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment

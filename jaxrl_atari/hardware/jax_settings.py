@@ -17,7 +17,7 @@ Until this process ends (`set_for_process`):
 | `CUDA_DEVICE_ORDER` | CUDA, which shall number the GPUs as NVML does |
 | `XLA_PYTHON_CLIENT_PREALLOCATE` | `devices` and `evaluate`, which take memory only as they need it |
 | `jax_enable_preemption_service` | one process of several, which handles SIGTERM itself |
-| `jax_compilation_cache_dir` and others of the cache | `program_cache`, which keeps compiled programs |
+| `jax_compilation_cache_dir` and others of the cache | `process_tuning`, which keeps compiled programs |
 
 No other module writes these settings. A child process inherits the variables; `user_environment` has them without
 those of sessions.
