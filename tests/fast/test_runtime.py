@@ -2,10 +2,6 @@
 
 import json
 import math
-import os
-import tempfile
-import time
-from pathlib import Path
 
 import pytest
 from user_commands import one_error_line, python
@@ -15,80 +11,14 @@ from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cpu import cpu_quota, usable_cores, xla_threads
 
-COMPILE = """
-import warnings
-warnings.simplefilter("error")
-import jax
-from jaxrl_atari.process_tuning import tune_process
-print(*tune_process(), sep="\\n")
-jax.jit(lambda x: 3 * x + 1)(2.0), jax.jit(lambda x, y: x - y)(2.0, 1.0)
-"""
 
-
-@pytest.mark.long
-def test_damaged_programs_are_removed_from_the_cache_once(tmp_path):
-    folder = tmp_path / f"threads_{xla_threads()}"
-
-    def started():
-        result = python("-c", COMPILE, JAX_COMPILATION_CACHE_DIR=str(tmp_path))
-        assert result.returncode == 0, result.stderr
-        return [line for line in result.stdout.splitlines() if "removed from" in line]
-
-    def programs():
-        return {path.name: path.read_bytes() for path in folder.glob("*-cache")}
-
-    assert started() == []
-    before = programs()
-    first, *others = before
-    (folder / first).write_bytes(before[first][: len(before[first]) // 2])  # as a full disk leaves them
-    (folder / others[0]).write_bytes(b"")
-    (folder / "of another Python-cache").write_bytes(bytes.fromhex("28b52ffd") + b"...")  # zstd
-    before["of another Python-cache"] = b""
-    (folder / "of a process that writes it-cache").write_bytes(b"")
-    before["of a process that writes it-cache"] = b""
-    started_before = 3_600.0  # seconds ago
-    for name, seconds in {"checked": 2 * started_before, first: started_before, others[0]: started_before}.items():
-        os.utime(folder / name, 2 * (time.time() - seconds,))
-    assert started() == ["damaged programs removed from the cache, to be compiled again: 2"]
-    assert programs().keys() == before.keys()
-    assert started() == []
-    os.utime(folder / "checked", 2 * (time.time() - 2 * started_before,))
-    os.utime(folder / "of a process that writes it-cache", 2 * (time.time() - started_before,))
-    assert started() == ["damaged programs removed from the cache, to be compiled again: 1"]
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_users_share_a_cache():
-    """One has written programs that only he may read; another one may write to the folder."""
-    code = (
-        "import os; from jaxrl_atari.process_tuning import tune_process; os.umask(0); os.setuid(54_321);"
-        "print(*tune_process())"
-    )
-    with tempfile.TemporaryDirectory() as cache:
-        folder = Path(cache) / f"threads_{xla_threads()}"
-        folder.mkdir()
-        for path in (Path(cache), folder):
-            path.chmod(0o777)
-        for name, mode in {"checked": 0o644, "somebody-cache": 0o600}.items():
-            (folder / name).touch()
-            (folder / name).chmod(mode)
-            os.utime(folder / name, 2 * (time.time() - 3_600,))
-        kept = f"compiled programs are kept in {folder}"
-        assert kept in python("-c", code, JAX_COMPILATION_CACHE_DIR=cache).stdout
-        (folder / "checked").unlink()
-        assert kept in python("-c", code, JAX_COMPILATION_CACHE_DIR=cache).stdout
-        (folder / "checked").unlink()
-        folder.chmod(0o755)
-        assert f"{folder} cannot be written to" in python("-c", code, JAX_COMPILATION_CACHE_DIR=cache).stdout
-
-
-def test_a_program_that_cannot_be_read_does_not_turn_the_cache_off(tmp_path):
-    folder = tmp_path / f"threads_{xla_threads()}"
-    (folder / "some-cache").mkdir(parents=True)  # no file
-    os.utime(folder / "some-cache", 2 * (time.time() - 3_600,))
+def test_a_cache_that_cannot_be_written_to_is_no_error(tmp_path):
+    (tmp_path / "file").touch()
     code = "from jaxrl_atari.process_tuning import tune_process; print(*tune_process())"
-    result = python("-c", code, JAX_COMPILATION_CACHE_DIR=str(tmp_path))
-    assert f"compiled programs are kept in {folder}" in result.stdout
+    kept = python("-c", code, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "new")).stdout
+    assert f"compiled programs are kept in {tmp_path}/new/threads_{xla_threads()}" in kept
+    refused = python("-c", code, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "file")).stdout
+    assert "compiled programs are not kept" in refused
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,10 @@ from fake_pools import FakePool, NoisePool, group_of
 from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari.algorithm import Mean
-from jaxrl_atari.categorical import log_prob_of
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.minibatches import apply_to_rollout, draw_minibatches, observe
-from jaxrl_atari.ppo import PPO
+from jaxrl_atari.ppo import PPO, log_prob_of
 from jaxrl_atari.rollout import collect
-from jaxrl_atari.update import init_train_state, update
+from jaxrl_atari.update import apply_to_rollout, draw_minibatches, init_train_state, observe, update
 
 
 def perturbed(params):
