@@ -343,7 +343,6 @@ def inject(options):
             id="arrays of the state that a checkpoint would not have",
         ),
         pytest.param(of_outputs(lambda x: x._replace(value=x.value[:, None])), id="a value [N, 1]"),
-        pytest.param(of_outputs(lambda x: x._replace(value=x.value[:1])), id="one value for all samples"),
         pytest.param(of_updates(jnp.sum), id="an optimiser that moves all weights of a kernel by one number"),
         pytest.param(PPO._replace(optimizer=inject), id="an optimiser that keeps the first learning rate"),
     ],
