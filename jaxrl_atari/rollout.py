@@ -40,17 +40,17 @@ what is played, except that outputs of the network can round differently in batc
 With several processes, the games differ from those of one: an environment then gets no new seeds at anchors
 (`envs/record.py`), because several processes keep no record of their games.
 
-**The file** reads from the top: the loop, what it calls on the host, and what runs on the device. The data become,
-one after the other:
+**The file** reads from the top: the environments, the loop, and what runs on the device. The data of a rollout are
 
-    EnvGroup            emulators that step together, and what their next rollout starts from (`groups.py`)
-    RolloutInProgress   a rollout of a group while it is played; `RolloutBuffer` is its part on the device
-    Rollout             the rollouts of a device's groups, joined: what an update learns from (`algorithm.py`)
+    EnvGroup         emulators that step together, and on the host what a rollout of them has seen so far
+    RolloutBuffer    the part of that rollout on the device, which `act` fills
+    Rollout          the rollouts of a device's groups, joined: what an update learns from (`algorithm.py`)
 """
 
 import itertools
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,14 +60,235 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.algorithm import Rollout
-from jaxrl_atari.devices import check_placement
-from jaxrl_atari.envs import EnvStep, FinishedGame
+from jaxrl_atari.config import Config
+from jaxrl_atari.devices import Placement, check_placement
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps
+from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK, gather_stacks, next_age
-from jaxrl_atari.groups import EnvGroup, RolloutStart
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
+from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network, Observation
 from jaxrl_atari.ppo import log_prob_of
+
+# --- Environments ------------------------------------------------------------------------------------------------
+
+
+class RolloutStart(NamedTuple):
+    """What a rollout starts from: what the policy saw and remembers before step 0."""
+
+    frames: jax.Array  # uint8 [3, B, *frame]: the last three frames before step 0, the oldest first
+    age: jax.Array  # int32 [B]: age of the last of them
+    carry: Any = ()  # [B, ...]: the memory of a recurrent network; empty for others
+
+
+class EnvGroup:
+    """Environments that step together, and the network and the device with which a policy acts in them.
+
+    A new group resets its emulators: its first rollout starts new games. It lasts as long as its session. Between
+    two rollouts a checkpoint takes what `cut_segment` returns, and the memory in `rollout_start`. A group that is
+    made later continues from these (`resume`).
+
+    `collect` plays its rollouts. It calls `begin`; then in each step 0 to T - 1
+
+        start_policy    starts `act`, and does not wait for the actions
+        send            waits for the actions, and gives them to the emulators
+        receive         waits for the emulators, and records what they answer; this begins the group's next turn
+
+    in step T `start_policy` alone, for the bootstrap value; and last `finish_rollout`.
+
+    Args:
+        pool: the emulators; whoever made it closes it.
+        network: the network that acts.
+        device: where the network acts.
+        rules: rules of the protocol; they define which rewards and terminals learning sees.
+        first_env: number of the first environment in the session.
+        check: assert at every step that the parameters and the state of the rollout lie on `device`.
+    """
+
+    buffer: "RolloutBuffer"
+    """The rollout that is being played, on the device."""
+    outcomes: list[dict[str, np.ndarray]]
+    """What learning sees of its steps so far (`outcome_of`)."""
+    env_steps: int
+    """Env steps of it so far; auto-reset steps do not count."""
+    waited_seconds: float
+    """Seconds of it that were spent waiting for the emulators."""
+
+    def __init__(
+        self,
+        pool: EnvPool,
+        network: Network,
+        *,
+        device: jax.Device,
+        rules: Rules,
+        first_env: int = 0,
+        check: bool = False,
+    ):
+        self.pool = pool
+        self.network = network
+        self.device = device
+        self.first_env = first_env
+        self._rules = rules
+        self._check = check
+        numbers = np.arange(first_env, first_env + pool.num_envs, dtype=np.int32)
+        self._env_numbers = jax.device_put(numbers, device)
+
+        # What the next rollout starts from. The first one starts new games, so no stack shows its black frames.
+        self._newest_step = pool.reset()
+        self.episodes = EpisodeCounter(pool.num_envs)
+        frames = np.zeros((STACK - 1, pool.num_envs, *network.layout.shape), np.uint8)
+        with jax.default_device(device):
+            carry = network.initial_carry(pool.num_envs)
+        start = RolloutStart(frames, np.zeros(pool.num_envs, np.int32), carry)
+        self.rollout_start: RolloutStart = jax.device_put(start, device)
+
+    def begin(self, params: Any, key: jax.Array, length: int) -> None:
+        """Begins a rollout.
+
+        Args:
+            params: what `Network.for_acting` returned, on the group's device.
+            key: the source of the actions.
+            length: T.
+        """
+        self._params = params
+        self._key = jax.device_put(key, self.device)
+        self.buffer = begin_rollout(self.rollout_start, length)
+        self.outcomes = []
+        self.env_steps = 0
+        self.waited_seconds = 0.0
+
+    def start_policy(self) -> None:
+        """Starts the policy on the newest frames: an action for each environment, which `send` waits for.
+
+        The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
+        Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
+        emulators keep cold (benchmarks/NOTES.md). So the transfer guard is lifted for both transfers.
+        """
+        if self._check:
+            check_placement("acting", {"params": self._params, "rollout": self.buffer}, [self.device])
+        newest = self._newest_step
+        with jax.transfer_guard_host_to_device("allow"):
+            self.buffer, self._action = act(
+                self.network, self._params, self.buffer, newest.frame, newest.first, self._key, self._env_numbers
+            )
+
+    def send(self) -> None:
+        """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
+        with jax.transfer_guard_device_to_host("allow"):
+            actions = np.asarray(self._action)
+        self.pool.send(actions)
+
+    def receive(self, t: int) -> list[FinishedGame]:
+        """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
+        start = time.perf_counter()
+        newest_step = self._newest_step = self.pool.recv()
+        self.waited_seconds += time.perf_counter() - start
+        self.outcomes.append(outcome_of(newest_step, self._rules))
+        self.env_steps += int(np.sum(~newest_step.first))
+        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest_step, t)]
+
+    def cut_segment(self) -> tuple[GamesInProgress, Segment] | None:
+        """Ends a segment of the log of actions, for a checkpoint between two rollouts.
+
+        Call it once per checkpoint, and write what it returns. The next segment starts here, so the actions of a
+        segment that is not written are missing in the log.
+
+        Returns:
+            The games in progress, and the segment: all actions since the last call. None if the back end keeps no
+            record of its games.
+        """
+        record = self.pool.record
+        if record is None:
+            return None
+        return record.cut_segment(self._newest_step.frame, self.pool.lives, self.episodes.so_far)
+
+    def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
+        """Plays the games of a checkpoint again in a new group, and continues them. See `replay.restore_games`.
+
+        Args:
+            games: the first part of what `cut_segment` returned when the checkpoint was written.
+            carry: `rollout_start.carry` of that time.
+        """
+        self._newest_step, frames, age, self.episodes = restore_games(self.pool, self._newest_step, games)
+        with jax.default_device(self.device):
+            start = RolloutStart(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+        self.rollout_start = jax.device_put(start, self.device)
+
+
+def outcome_of(step: EnvStep, rules: Rules) -> dict[str, np.ndarray]:
+    """What learning sees of a step, [B]: the fields of `Rollout` that the emulators decide.
+
+    The rules say whether rewards are clipped and lost lives are terminals. The result keeps arrays of the step,
+    which a pool makes anew for each step.
+    """
+    return {
+        "reward": np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward,
+        "terminated": step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated,
+        "truncated": step.truncated,
+        "weight": (~step.first).astype(np.float32),
+    }
+
+
+def make_groups(config: Config, placement: Placement, seed: int, first_step: int = 0) -> list[list[EnvGroup]]:
+    """All environments of a session, as `collect` takes them, with one network for all.
+
+    They are numbered 0 .. B-1. Each of the learner's devices has a block of consecutive numbers, which is divided
+    among its groups.
+
+    The caller closes the pools of the groups. If a group cannot be made, all pools are closed here.
+
+    Args:
+        seed: seed of the games.
+        first_step: steps that each environment made before a resume that starts new games.
+
+    Returns:
+        For each of this process's learner devices, its groups.
+    """
+    env = config.env
+    envs_per_device = env.num_envs // len(placement.learner)
+    size = envs_per_device // (env.num_groups or 1)
+    anchor_steps = 0  # no record of the games
+    if not config.unrecorded_reason:
+        anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
+
+    def pool_of(first_env: int) -> EnvPool:
+        return make_pool(
+            env.backend,
+            env.game_name,
+            size,
+            seed=seed,
+            first_env=first_env,
+            num_threads=env.num_threads,
+            rules=env.rules,
+            anchor_steps=anchor_steps,
+            first_step=first_step,
+            gymnasium=env.gymnasium,
+        )
+
+    network: Network | None = None
+    groups: list[list[EnvGroup]] = []
+    with ExitStack() as exits:
+        for learner, actor in zip(placement.local_learner, placement.actors, strict=True):
+            first_of_device = placement.learner.index(learner) * envs_per_device
+            groups.append([])
+            for first_env in range(first_of_device, first_of_device + envs_per_device, size):
+                pool = pool_of(first_env)
+                exits.callback(pool.close)
+                network = network or make_network(config.network, pool.num_actions, *placement.device_classes)
+                group = EnvGroup(
+                    pool,
+                    network,
+                    device=actor,
+                    rules=env.rules,
+                    first_env=first_env,
+                    check=config.devices.check,
+                )
+                groups[-1].append(group)
+        exits.pop_all()  # all groups are made: no pool is closed
+    return groups
+
 
 # --- The loop ----------------------------------------------------------------------------------------------------
 
@@ -98,12 +319,11 @@ def collect(
         length: T.
         first_step: steps that each environment has made in the session, for `FinishedGame.step`.
     """
-    rollouts = [
-        [RolloutInProgress(group, key, device_params, length) for group in device_groups]
-        for device_groups, device_params in zip(groups, params, strict=True)
-    ]
+    for device_groups, device_params in zip(groups, params, strict=True):
+        for group in device_groups:
+            group.begin(device_params, key, length)
     # A turn is one group of each device: the first groups take the first turn, the second groups the next.
-    turns = list(zip(*rollouts, strict=True))
+    turns = list(zip(*groups, strict=True))
     games: list[FinishedGame] = []
     start = 0.0
     # A turn ends when the actions are sent: these emulators run while the other groups take their turns.
@@ -111,159 +331,42 @@ def collect(
         for turn in turns:
             # Receive and start one device after the other: the policy of one runs while the host waits for the
             # emulators of the next. The host waits for actions only when all policies have been started.
-            for rollout in turn:
+            for group in turn:
                 if t > 0:
-                    games += rollout.receive(t - 1)
-                rollout.start_policy()
+                    games += group.receive(t - 1)
+                group.start_policy()
             if t < length:  # the actions of step T are not sent: the next rollout draws its own
-                for rollout in turn:
-                    rollout.send()
+                for group in turn:
+                    group.send()
         if t == 0:  # the clock starts here, because the first actions also wait for the update
             start = time.perf_counter()
-    all_rollouts = list(itertools.chain(*rollouts))
-    waiting = sum(rollout.waited_seconds for rollout in all_rollouts)
+    all_groups = list(itertools.chain(*groups))
+    waiting = sum(group.waited_seconds for group in all_groups)
     other = time.perf_counter() - start - waiting
+    everywhere = [FinishedGame(*game) for game in gather_items(games)]
     return Collected(
-        rollouts=[finish_rollouts(device_rollouts) for device_rollouts in rollouts],
-        env_steps=sum_over_processes(sum(rollout.env_steps for rollout in all_rollouts)),
-        games=gather_games(games, first_step),
+        rollouts=[finish_rollout(device_groups) for device_groups in groups],
+        env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
+        games=sorted(game._replace(step=first_step + game.step) for game in everywhere),
         waiting_seconds=waiting,
         other_seconds=other,
     )
 
 
-def gather_games(games: Sequence[FinishedGame], first_step: int) -> list[FinishedGame]:
-    """The games of all processes, by step, then by environment.
-
-    Args:
-        games: those of this process, by their steps in the rollout.
-        first_step: step of the session with which the rollout began.
-    """
-    everywhere = [FinishedGame(*game) for game in gather_items(games)]
-    return sorted(game._replace(step=first_step + game.step) for game in everywhere)
-
-
-# --- The rollout of a group, on the host -------------------------------------------------------------------------
-
-
-class RolloutInProgress:
-    """A rollout of one group while it is played.
-
-    `collect` begins it. In each step 0 to T - 1, it then calls
-
-        start_policy    starts `act`, and does not wait for the actions
-        send            waits for the actions, and gives them to the emulators
-        receive         waits for the emulators, and records what they answer; this begins the group's next turn
-
-    and in step T `start_policy` alone, for the bootstrap value. Last, it calls `finish_rollouts`.
-
-    Args:
-        group: its environments. The rollout carries their state on, in each step (`EnvGroup.advance`) and at the
-            end (`EnvGroup.finish_rollout`). So a group has one rollout at a time.
-        key: the source of its actions.
-        params: what `Network.for_acting` returned, on the group's device.
-        length: T.
-    """
-
-    def __init__(self, group: EnvGroup, key: jax.Array, params: Any, length: int):
-        self.group = group
-        self._pool = group.pool
-        self._network = group.network
-        self._params = params
-        self._key = jax.device_put(key, group.device)
-        self._env_numbers = group.env_numbers
-        self.start = group.start_rollout()
-        self.buffer = begin_rollout(self.start, length)
-        self._action: jax.Array | None = None  # int32 [B]: of the newest frames; computed or still to come
-        self.outcomes: list[Outcome] = []  # of the steps so far
-        self.waited_seconds = 0.0  # for the emulators
-        self.env_steps = 0  # auto-reset steps do not count
-
-    def start_policy(self) -> None:
-        """Starts the policy on the newest frames: an action for each environment, which `send` waits for.
-
-        The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
-        Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
-        emulators keep cold (benchmarks/NOTES.md). So the transfer guard is lifted for both transfers.
-        """
-        if self.group.check:
-            check_placement("acting", {"params": self._params, "rollout": self.buffer}, [self.group.device])
-        newest = self.group.newest_step
-        with jax.transfer_guard_host_to_device("allow"):
-            self.buffer, self._action = act(
-                self._network, self._params, self.buffer, newest.frame, newest.first, self._key, self._env_numbers
-            )
-
-    def send(self) -> None:
-        """Waits for the actions and starts the emulators. On the transfer, see `start_policy`."""
-        with jax.transfer_guard_device_to_host("allow"):
-            actions = np.asarray(self._action)
-        self._pool.send(actions)
-
-    def receive(self, t: int) -> list[FinishedGame]:
-        """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
-        start = time.perf_counter()
-        newest_step = self._pool.recv()
-        self.waited_seconds += time.perf_counter() - start
-        self.outcomes.append(outcome_of(newest_step, self.group.rules))
-        self.env_steps += int(np.sum(~newest_step.first))
-        return self.group.advance(newest_step, t)
-
-
-def finish_rollouts(rollouts: Sequence[RolloutInProgress]) -> Rollout:
-    """Ends the rollouts of a device's groups after their step T. Returns them as one rollout.
-
-    Each group gets what its next rollout starts from.
-    """
-    outcomes = [jax.tree.map(lambda *arrays: np.stack(arrays), *rollout.outcomes) for rollout in rollouts]
+def finish_rollout(groups: Sequence[EnvGroup]) -> Rollout:
+    """Ends the rollout of a device's groups after step T. Each group gets what its next rollout starts from."""
+    buffers = [group.buffer for group in groups]
+    outcomes = [jax.tree.map(lambda *arrays: np.stack(arrays), *group.outcomes) for group in groups]
     joined = join_groups(
-        [rollout.buffer for rollout in rollouts],
-        jax.device_put(outcomes, rollouts[0].group.device),
-        [rollout.start.carry for rollout in rollouts],
+        buffers, jax.device_put(outcomes, groups[0].device), [group.rollout_start.carry for group in groups]
     )
-    for rollout in rollouts:
-        rollout.group.finish_rollout(next_rollout_start(rollout.buffer))
+    for group in groups:
+        group.rollout_start = next_rollout_start(group.buffer)
+        del group.buffer  # frees its memory
     return joined
 
 
-class Outcome(NamedTuple):
-    """What learning sees of the emulators' answer to a step, [B], or of all answers in a rollout, [T, B].
-
-    The fields are those of `Rollout`. They are NumPy arrays until `finish_rollouts` puts them on the device.
-    """
-
-    reward: np.ndarray | jax.Array  # float32
-    terminated: np.ndarray | jax.Array  # bool
-    truncated: np.ndarray | jax.Array  # bool
-    weight: np.ndarray | jax.Array  # float32
-
-
-def outcome_of(step: EnvStep, rules: Rules) -> Outcome:
-    """What learning sees of a step. The rules say whether rewards are clipped and lost lives are terminals.
-
-    It keeps arrays of the step, which a pool makes anew for each step.
-    """
-    return Outcome(
-        reward=np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward,
-        terminated=step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated,
-        truncated=step.truncated,
-        weight=(~step.first).astype(np.float32),
-    )
-
-
 # --- The policy, on the device -----------------------------------------------------------------------------------
-
-
-class Acted(NamedTuple):
-    """What acting yields in a step, [B], or in all steps of a rollout, [T + 1, B].
-
-    The frames are in `RolloutBuffer.frames`. The action of step T and its `log_prob` are not used.
-    """
-
-    age: jax.Array  # int32: of the newest frame
-    action: jax.Array  # int32
-    log_prob: jax.Array  # float32: of the action
-    value: jax.Array  # float32
 
 
 class RolloutBuffer(NamedTuple):
@@ -272,7 +375,11 @@ class RolloutBuffer(NamedTuple):
     t: jax.Array  # int32 []: the step that comes next
     last_age: jax.Array  # int32 [B]: age of the newest frame of the step before
     frames: jax.Array  # uint8 [T + 4, B, *frame]: 3 from before, then the newest frames of steps 0..T
-    acted: Acted
+    # What acting yields in each step, [T + 1, B]. The action of step T and its `log_prob` are not used.
+    age: jax.Array  # int32: of the newest frame
+    action: jax.Array  # int32
+    log_prob: jax.Array  # float32: of the action
+    value: jax.Array  # float32
     # The memory of a recurrent network, [B, ...]; empty for others.
     carry_before: Any = ()  # before the newest step: after step T, the next rollout starts from it
     carry: Any = ()  # after the newest step
@@ -289,12 +396,10 @@ def begin_rollout(start: RolloutStart, length: int) -> RolloutBuffer:
         t=jnp.zeros((), jnp.int32),
         last_age=last_age,
         frames=frames.at[: STACK - 1].set(start.frames),
-        acted=Acted(
-            age=jnp.zeros(per_step, jnp.int32),
-            action=jnp.zeros(per_step, jnp.int32),
-            log_prob=jnp.zeros(per_step, jnp.float32),
-            value=jnp.zeros(per_step, jnp.float32),
-        ),
+        age=jnp.zeros(per_step, jnp.int32),
+        action=jnp.zeros(per_step, jnp.int32),
+        log_prob=jnp.zeros(per_step, jnp.float32),
+        value=jnp.zeros(per_step, jnp.float32),
         carry_before=carry_before,
         carry=carry,
     )
@@ -334,12 +439,14 @@ def act(
     # Each environment draws with a key of its own, whatever group or device it belongs to.
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(jax.random.fold_in(key, t), env_numbers)
     action, log_prob = sample_action(keys, outputs.logits)
-    acted = Acted(age, action, log_prob, outputs.value)
     buffer = buffer._replace(
         t=t + 1,
         last_age=age,
         frames=frames,
-        acted=jax.tree.map(partial(write, index=t), buffer.acted, acted),
+        age=write(buffer.age, age, index=t),
+        action=write(buffer.action, action, index=t),
+        log_prob=write(buffer.log_prob, log_prob, index=t),
+        value=write(buffer.value, outputs.value, index=t),
         carry_before=buffer.carry,
         carry=outputs.carry,
     )
@@ -364,28 +471,31 @@ def sample_action(keys: jax.Array, logits: jax.Array) -> tuple[jax.Array, jax.Ar
 def next_rollout_start(buffer: RolloutBuffer) -> RolloutStart:
     """What the next rollout starts from. Call it after step T of this one, which is step 0 of the next."""
     # The frames of steps T - 3 to T - 1, and the age in step T - 1.
-    return RolloutStart(frames=buffer.frames[-STACK:-1], age=buffer.acted.age[-2], carry=buffer.carry_before)
+    return RolloutStart(frames=buffer.frames[-STACK:-1], age=buffer.age[-2], carry=buffer.carry_before)
 
 
 @jax.jit
-def join_groups(buffers: Sequence[RolloutBuffer], outcomes: Sequence[Outcome], carries: Sequence[Any]) -> Rollout:
+def join_groups(
+    buffers: Sequence[RolloutBuffer], outcomes: Sequence[dict[str, jax.Array]], carries: Sequence[Any]
+) -> Rollout:
     """The rollout of all groups of a device: their environments side by side.
 
     Args:
         buffers: of each group, after step T.
-        outcomes: of each group, [T, B].
+        outcomes: of each group, [T, B], as `outcome_of` names them.
         carries: of each group, the memory before step 0, [B, ...]: the learner starts from it.
     """
-    per_step = [(buffer.frames, buffer.acted, outcome) for buffer, outcome in zip(buffers, outcomes, strict=True)]
-    frames, acted, outcome = jax.tree.map(lambda *arrays: jnp.concatenate(arrays, axis=1), *per_step)
-    carry = jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *carries)
+    acted = [(each.frames, each.age, each.action, each.log_prob, each.value) for each in buffers]
+    (frames, age, action, log_prob, value), outcome = jax.tree.map(
+        lambda *arrays: jnp.concatenate(arrays, axis=1), *zip(acted, outcomes, strict=True)
+    )
     return Rollout(
         frames=frames,
-        age=acted.age,
-        action=acted.action[:-1],
-        log_prob=acted.log_prob[:-1],
-        value=acted.value[:-1],
-        bootstrap_value=acted.value[-1],
-        **outcome._asdict(),
-        carry=carry,
+        age=age,
+        action=action[:-1],
+        log_prob=log_prob[:-1],
+        value=value[:-1],
+        bootstrap_value=value[-1],
+        **outcome,
+        carry=jax.tree.map(lambda *arrays: jnp.concatenate(arrays), *carries),
     )

@@ -16,7 +16,6 @@ from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.groups import make_groups
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
@@ -28,7 +27,7 @@ from jaxrl_atari.network_interface import Network
 from jaxrl_atari.out_of_memory import out_of_memory_advice
 from jaxrl_atari.process_tuning import compile_clock
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
-from jaxrl_atari.rollout import collect
+from jaxrl_atari.rollout import collect, make_groups
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests

@@ -5,7 +5,7 @@ import numpy as np
 
 from jaxrl_atari.envs.pool import EnvStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.groups import EnvGroup
+from jaxrl_atari.rollout import EnvGroup
 
 
 def group_of(pool, network, first_env=0, rules=PROTOCOLS["v5"]):

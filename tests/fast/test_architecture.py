@@ -18,7 +18,7 @@ ORDER = [
     "__init__", "__main__", "train", "search", "plots", "suite", "trials", "hub", "export", "benchmark", "verify",
     "device_report", "update_memory", "random_rollout",
     "session", "out_of_memory", "provenance", "evaluate", "report", "session_environments", "rollout",
-    "groups", "learner", "session_arrays", "runs", "devices", "data_parallel", "process_tuning",
+    "learner", "session_arrays", "runs", "devices", "data_parallel", "process_tuning",
     "config_checks", "algorithms", "update", "ppo",
     "algorithm", "network_advice", "network_forms", "fast", "networks", "network_functions",
     "network_interface", "layers", "cpu_convolution", "frames", "hardware", "cli", "dialects",

@@ -20,7 +20,6 @@ from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
 from jaxrl_atari.fast import by_hand
 from jaxrl_atari.fast.substitution import apply_by_hand
 from jaxrl_atari.frames import BLOCKED, arrange_stacks
-from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.layers import Conv, for_cpus, in_chunks
 from jaxrl_atari.network_advice import network_advice
 from jaxrl_atari.network_forms import make_network
@@ -29,7 +28,7 @@ from jaxrl_atari.network_interface import Observation, Outputs, register_network
 from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
 from jaxrl_atari.ppo import Samples, log_prob_of, ppo_loss
 from jaxrl_atari.registry import NETWORKS
-from jaxrl_atari.rollout import act, begin_rollout
+from jaxrl_atari.rollout import RolloutStart, act, begin_rollout
 
 ACTIONS = 6
 every = pytest.mark.parametrize("name", NETWORKS.names())
@@ -100,15 +99,16 @@ def test_acting(name):
     network, params = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), perturbed(first_params(name))
     frame = random_stacks(2)[..., 0]
     carry = network.initial_carry(2)
-    empty = begin_rollout(first_rollout_start(2, network.layout.shape, carry), 1)
+    start = RolloutStart(jnp.zeros((3, 2, *network.layout.shape), jnp.uint8), jnp.zeros(2, jnp.int32), carry)
+    empty = begin_rollout(start, 1)
     key, env_numbers = jax.random.key(0), jnp.arange(2)
     buffer, action = act(network, network.for_acting(params), empty, frame, np.ones(2, bool), key, env_numbers)
     assert empty.frames.is_deleted()  # a step fills the rollout in place
     stacks = np.stack([frame] * 4, axis=-1)  # where games begin
     seen = observation(network, stacks)._replace(first=jnp.ones(2, bool))
     outputs = jax.jit(network.apply)(params, seen)
-    np.testing.assert_allclose(buffer.acted.value[0], outputs.value, atol=1e-4)
-    np.testing.assert_allclose(buffer.acted.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
+    np.testing.assert_allclose(buffer.value[0], outputs.value, atol=1e-4)
+    np.testing.assert_allclose(buffer.log_prob[0], log_prob_of(outputs.logits, action), atol=1e-4)
 
 
 # --- Against other layers ----------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.frames import arrange_stacks, gather_stacks
-from jaxrl_atari.groups import first_rollout_start
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_functions import init_params, make_module
 from jaxrl_atari.network_interface import Observation
@@ -182,11 +181,11 @@ def test_every_step_and_every_environment_draws_for_itself():
     params = jax.tree.map(
         jnp.zeros_like, init_params(make_module(NetworkConfig(), 4, jnp.float32), jax.random.key(0))
     )
-    start = first_rollout_start(8, network.layout.shape)
+    start = group_of(NoisePool(8, seed=0), network).rollout_start
     buffer, frame, first = begin_rollout(start, 8), np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool)
     for _ in range(8):
         buffer, _ = act(network, params, buffer, frame, first, jax.random.key(0), jnp.arange(8))
-    action = np.asarray(buffer.acted.action[:8])
+    action = np.asarray(buffer.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8
 

@@ -39,10 +39,10 @@ from jaxrl_atari.errors import ConfigError, InterfaceError, Stopped, UserError
 from jaxrl_atari.evaluate import during_training
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
-from jaxrl_atari.groups import EnvGroup
 from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.provenance import resume_text
+from jaxrl_atari.rollout import EnvGroup
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
 from jaxrl_atari.runs.files import read_json, write_json

@@ -12,7 +12,7 @@ import pytest
 from fake_pools import Corridor
 from small_training import Lines, change
 
-from jaxrl_atari import groups, ppo, rollout, session
+from jaxrl_atari import ppo, rollout, session
 from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.devices import PlacementError, place
@@ -35,16 +35,15 @@ TWO = {"data_parallel": 2}
 @pytest.fixture(scope="module", autouse=True)
 def _weights_that_differ():
     """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
-    receive = rollout.RolloutInProgress.receive
+    receive = rollout.EnvGroup.receive
 
-    def with_gaps(playing, t):
-        games = receive(playing, t)
-        group = playing.group
-        playing.outcomes[t].weight[group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+    def with_gaps(group, t):
+        games = receive(group, t)
+        group.outcomes[t]["weight"][group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
         return games
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout.RolloutInProgress, "receive", with_gaps)
+        patch.setattr(rollout.EnvGroup, "receive", with_gaps)
         yield
 
 
@@ -291,10 +290,10 @@ def test_pools_are_closed_where_a_later_one_or_the_network_cannot_be_made(fails,
     def make_network(config, num_actions, *device_classes):
         raise OSError("no network")
 
-    monkeypatch.setattr(groups, "make_pool", make_pool)
-    monkeypatch.setattr(groups, "make_network", make_network)
+    monkeypatch.setattr(rollout, "make_pool", make_pool)
+    monkeypatch.setattr(rollout, "make_network", make_network)
     with pytest.raises(OSError, match=f"no {fails}"):
-        groups.make_groups(change(SMALL, env={"num_groups": 2}), place(SMALL.devices), seed=0)
+        rollout.make_groups(change(SMALL, env={"num_groups": 2}), place(SMALL.devices), seed=0)
     assert len(made) == pools
     assert set(closed) == set(made)
 
