@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import copy
 import json
 import os
 import shutil
@@ -54,23 +53,6 @@ class Page:
         while self.evaluate("document.readyState") != "complete":
             assert time.monotonic() < deadline, "the page does not load"
             time.sleep(0.05)
-
-    def frame(self):
-        """The page in the sandboxed iframe of this one, which has a process of its own."""
-        deadline = time.monotonic() + 30
-        while not (
-            targets := [each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "iframe"]
-        ):
-            assert time.monotonic() < deadline, "there is no iframe"
-            time.sleep(0.05)
-        inner = copy.copy(self)
-        inner.events = []
-        inner._session = self.call("Target.attachToTarget", targetId=targets[0]["targetId"], flatten=True)[
-            "sessionId"
-        ]
-        for domain in ("Network", "Runtime", "Log"):
-            inner.call(f"{domain}.enable")
-        return inner
 
     def evaluate(self, script):
         """The value of a JavaScript expression in the page."""

@@ -1,28 +1,21 @@
-"""Reports: what the pages show, that a hostile run stays data, and how a real browser shows them."""
+"""Reports: what the pages show, and that a hostile run stays data."""
 
 import base64
 import json
 import os
 import re
 from html.parser import HTMLParser
-from io import BytesIO
 
 import numpy as np
 import pytest
-from browser import chromium
-from PIL import Image
-from sample_runs import FEW_COLUMNS, describe, learning_table, table, write_run
+from sample_runs import FEW_COLUMNS, describe, table, write_run
 
-from jaxrl_atari import plots
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.config_dicts import flat
-from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report import run_page
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.aggregates import normalised, write_rliable
 from jaxrl_atari.report.page import try_report, write_report
-from jaxrl_atari.report.searches import distribution_text
 from jaxrl_atari.report.suites import read_suite
 from jaxrl_atari.runs.files import write_json
 
@@ -114,24 +107,6 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
     assert set(marked) == changed
 
 
-def test_graphs_are_drawn_where_they_are_missing_or_show_other_metrics(tmp_path):
-    """The clock may have been set back: times of files are not what counts."""
-    run_dir = make_run(tmp_path / "run")
-    write_report(run_dir)
-    graph, metrics = run_dir / "graphs" / "trial.svg", run_dir / "session_1" / "metrics.csv"
-    graph.write_text(graph.read_text() + "<!-- kept -->")
-    os.utime(graph, (0, 0))
-    assert Page(write_report(run_dir)).contents("img")[0].endswith(b"<!-- kept -->")
-    graph.with_suffix(".png").unlink()  # which the card on the Hub shows
-    assert not Page(write_report(run_dir)).contents("img")[0].endswith(b"<!-- kept -->")
-    assert graph.with_suffix(".png").is_file()
-    graph.write_text(graph.read_text() + "<!-- kept -->")
-    metrics.write_text(metrics.read_text().replace("3833", "3834"))
-    os.utime(metrics, (0, 0))
-    os.utime(graph)
-    assert not Page(write_report(run_dir)).contents("img")[0].endswith(b"<!-- kept -->")
-
-
 def test_a_protocol_without_references_is_named_and_nothing_is_compared(tmp_path):
     run_dir = make_run(tmp_path / "run")
     config = json.loads((run_dir / "config.json").read_text())["config"]
@@ -141,8 +116,7 @@ def test_a_protocol_without_references_is_named_and_nothing_is_compared(tmp_path
     assert "PPO (" not in page.text
 
 
-@pytest.mark.parametrize("returns", [[np.nan], [np.nan, np.nan, 7.0]])
-@pytest.mark.parametrize("game", ["Qbert", "Turmoil"])
+@pytest.mark.parametrize(("returns", "game"), [([np.nan], "Qbert"), ([np.nan, np.nan, 7.0], "Turmoil")])
 def test_the_first_log_points_make_a_page(tmp_path, returns, game):
     write_run(tmp_path / "run", [short(*returns)], game=game)
     text = Page(write_report(tmp_path / "run")).text
@@ -220,38 +194,6 @@ def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tm
     assert "ppo.learning_rate 0.00001 to 0.01, logarithmic trials 3" in page.text
 
 
-def test_a_search_links_its_trials_wherever_a_spreadsheet_has_moved_their_column(tmp_path):
-    search_dir = make_search(tmp_path / "search")
-    (search_dir / "trials.csv").write_text("score,trial,status\n225,1,finished\n75.5,0\n")
-    page = Page(write_report(search_dir))
-    assert page.all("a", "href") == ["./trial_1/report.html", "./trial_0/report.html"]
-    assert "trial score status 1 225 finished 0 75.5" in page.text
-
-
-def test_the_page_of_a_search_before_its_first_finished_game_has_no_empty_card(tmp_path):
-    search_dir = make_search(tmp_path / "search")
-    (search_dir / "graphs" / "importances.svg").unlink()
-    (search_dir / "trials.csv").unlink()
-    page = Page(write_report(search_dir))
-    assert "Graphs" not in page.text
-    assert "No trial has ended yet." in page.text
-
-
-@pytest.mark.parametrize(
-    ("saved", "text"),
-    [
-        ({"name": "FloatDistribution", "attributes": {"low": 1e-4, "high": 5e-4, "log": True, "step": None}},
-         "0.0001 to 0.0005, logarithmic"),
-        ({"name": "IntDistribution", "attributes": {"low": 256, "high": 2048, "log": False, "step": 256}},
-         "256 to 2,048 in steps of 256"),
-        ({"name": "IntDistribution", "attributes": {"low": 1, "high": 8, "log": False, "step": 1}}, "1 to 8"),
-        ({"name": "CategoricalDistribution", "attributes": {"choices": ["nature", "impala"]}}, "nature or impala"),
-    ],
-)  # fmt: skip
-def test_a_distribution_in_words(saved, text):
-    assert distribution_text(saved) == text
-
-
 def test_the_newest_video_and_evaluation_are_those_of_the_latest_date_in_their_files(tmp_path):
     """A copy of a run may give every file a new time, in any order."""
     run_dir = make_run(tmp_path / "run")
@@ -266,35 +208,6 @@ def test_the_newest_video_and_evaluation_are_those_of_the_latest_date_in_their_f
     page = Page(write_report(run_dir))
     assert page.contents("video") == [b"300"]
     assert page.text.index("evaluation_400.json") < page.text.index("evaluation_300.json")  # oldest first
-
-
-@pytest.mark.parametrize(
-    ("file", "value"),
-    [
-        ("session_0/evaluation_400.json", {"std": "x"}),
-        ("session_0/evaluation_400.json", {"greedy": [1]}),
-        ("evaluation.json", {"sessions": ["session_0"], "env_steps": 5}),
-        ("evaluation.json", {"sessions": 1}),
-    ],
-)
-def test_a_damaged_evaluation_is_named_with_its_value(tmp_path, file, value):
-    run_dir = make_run(tmp_path / "run")
-    sound = {"checkpoint": "latest", "episodes": 2, "greedy": False, "mean": 1.0, "std": None, "env_steps": [400]}
-    write_json(run_dir / file, sound | {"sessions": ["session_0"]})
-    write_report(run_dir)
-    write_json(run_dir / file, sound | value)
-    with pytest.raises(UserError, match=rf"{file}: {list(value)[-1]} is "):
-        write_report(run_dir)
-
-
-def test_a_title_of_plots_is_not_kept_in_the_report(tmp_path):
-    run_dir = make_run(tmp_path / "run", name="my_run")
-    graph = run_dir / "graphs" / "trial.svg"
-    plots.main([str(run_dir), "--title", "A title"])
-    assert "<!-- A title -->" in graph.read_text()
-    write_report(run_dir)
-    assert "<!-- A title -->" not in graph.read_text()
-    assert "<!-- my_run -->" in graph.read_text()
 
 
 # A run is data.
@@ -339,34 +252,10 @@ def test_hostile_values_are_shown_and_not_executed(tmp_path):
         assert all(source.startswith("data:") for source in page.all("img", "src"))
 
 
-def test_a_damaged_suite_is_one_line(tmp_path):
-    suite_dir = make_suite(tmp_path / "suite")
-    (suite_dir / "suite.json").write_text("{")
-    with pytest.raises(UserError, match=r"suite\.json: cannot be used"):
-        write_report(suite_dir)
-
-
 def test_a_damaged_game_of_a_suite_is_named_in_its_row(tmp_path):
     suite_dir = make_suite(tmp_path / "suite")
     (suite_dir / "Pong/config.json").write_text("{")
     assert re.search(r"damaged: .*Pong/config\.json: cannot be used", Page(write_report(suite_dir)).text)
-
-
-@pytest.mark.parametrize("resumed", [5, ["x"], [{"date": 1}], [{"changed": 7}], [{"changed": {"seed": 2}}]])
-def test_other_content_of_a_config_is_no_error(tmp_path, resumed):
-    run_dir = describe(write_run(tmp_path / "run", [short(1.0)]), resumed=resumed)
-    assert "Software" in Page(write_report(run_dir)).text
-
-
-def test_an_error_of_the_package_is_not_blamed_on_the_files(tmp_path, monkeypatch, capsys):
-    run_dir = write_run(tmp_path / "run", [short(1.0)])
-    monkeypatch.setattr(run_page, "trial_summary", lambda run: {}["score"])
-    with pytest.raises(KeyError):
-        write_report(run_dir)
-    try_report(run_dir)  # the command that ends with it goes on
-    output = capsys.readouterr()
-    assert output.out.startswith("no report: KeyError: 'score'; python -m jaxrl_atari.report ")
-    assert output.err.startswith("Traceback (most recent call last):\n")
 
 
 # The command.
@@ -383,30 +272,3 @@ def test_the_command_writes_a_page_for_each_directory(tmp_path, capsys):
     (line,) = output.out.splitlines()
     assert line.startswith(f"no report: {session_dir}: not a run directory")
     assert line.endswith(f"; python -m jaxrl_atari.report '{session_dir}' tries again")
-
-
-@pytest.mark.long
-def test_pages_in_a_real_browser(tmp_path):
-    """Light and dark, narrow and wide: nothing requested, no complaint, no overflow, a picture with content."""
-    tables = [learning_table(GAMES["Qbert"], seed, count=100) for seed in range(2)]
-    name = "a_" + "very_" * 20 + "long_name"
-    learned = write_run(tmp_path / "learned", tables, total_env_steps=10_000_000, name=name)
-    describe(learned, git_revision="x" * 200)
-    (learned / "session_0" / "video_1.mp4").write_bytes(b"no video")
-    directories = [learned, *make_hostile(tmp_path / "hostile"), make_search(tmp_path / "search")]
-    paths = [write_report(directory) for directory in directories]
-    with chromium(tmp_path / "profile") as page:
-        for path in paths:
-            for width, dark in ((400, False), (1280, True)):
-                page.open(path, width, dark=dark)
-                page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-                where = f"{path.parent.name}, {width} wide"
-                assert page.requests == [path.as_uri()], where
-                assert page.complaints == [], where
-                assert page.evaluate("document.title") != "owned"
-                assert page.evaluate("document.documentElement.scrollWidth") <= width, where
-                assert page.evaluate("[...document.images].every(each => each.naturalWidth > 0)"), where
-                pixels = np.asarray(Image.open(BytesIO(page.picture())).convert("L"), np.float64)
-                assert pixels.shape[1] == width
-                assert pixels.std() > 8, where  # text and graphs
-                assert (np.median(pixels[:, 0]) < 60) == dark, where
