@@ -1,0 +1,378 @@
+"""A search: its space and options, its record and its results, without training."""
+
+import dataclasses
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from sample_runs import read_csv, table, write_run
+from user_commands import ROOT
+
+pytest.importorskip("optuna", reason="search mode needs Optuna: pip install 'jaxrl_atari[search]'")
+
+from optuna.trial import TrialState
+
+from jaxrl_atari import train
+from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
+from jaxrl_atari.report.search_graphs import draw_graphs
+from jaxrl_atari.report.searches import read_trials
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.search import command
+from jaxrl_atari.search.check import check_search
+from jaxrl_atari.search.options import read_search
+from jaxrl_atari.search.results import save_search_results, search_results
+from jaxrl_atari.search.space import (
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    ResourcesConfig,
+    SearchConfig,
+)
+from jaxrl_atari.search.study import open_study, start_trial
+from jaxrl_atari.search.trial import StudyWriter
+from jaxrl_atari.trials.resources import allot
+
+QBERT = ["--config", str(ROOT / "configs/search_qbert.py")]
+SPACE = {
+    "ppo.gae_lambda": FloatDistribution(0.7, 0.98),
+    "ppo.learning_rate": FloatDistribution(1e-4, 5e-4, log=True),
+}
+
+
+def new_search(folder, config=None, **options):
+    """A search directory with its trials, none of which has started; returns its options."""
+    search = SearchConfig(**{"space": SPACE, "trials": 6, "grace_env_steps": 1000, "seed": 3} | options)
+    config = config or Config(name="small", total_env_steps=9000)
+    write_json(folder / "search.json", {"config": config.to_dict(), "search": search.to_dict()})
+    study = open_study(folder, search)
+    for _ in range(search.trials):
+        study.enqueue_trial({})
+    return search
+
+
+def run_search(config, search, folder):
+    """Runs a search in a folder, or resumes the one that it holds, as the command does."""
+    before = None
+    if (folder / "search.json").is_file():
+        config_before, search_before = read_search(folder)
+        before = command.Options(config=config_before, search=search_before)
+    return command.run_search(command.Options(config=config, search=search, run_dir=folder), before)
+
+
+def write_results(folder):
+    save_search_results(folder, search_results(folder))
+
+
+def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes):
+    """A trial that has ended, with a log point for each score."""
+    trial = start_trial(folder, search, number)
+    for name, value in notes.items():
+        trial.set_user_attr(name, value)
+    if scores:
+        write_run(folder / f"trial_{number}", [table(scores)])
+        trial.report(scores[-1], 100 * len(scores))
+        (folder / f"trial_{number}/session_0/checkpoints").mkdir()
+    if state.is_finished():
+        score = float(np.mean(scores)) if state == TrialState.COMPLETE else None
+        trial.study.tell(trial, score, state)
+    return trial.params
+
+
+# --- Space and options -------------------------------------------------------------------------------------------
+
+
+def test_the_published_space_is_shipped():
+    options, before = command.parse_options(QBERT)
+    search = options.search
+    assert (options.config.env.game_name, options.directory, before) == ("Qbert", None, None)
+    assert search.space == {
+        "ppo.gae_lambda": FloatDistribution(0.7, 0.98),
+        "ppo.entropy_coef": FloatDistribution(0.005, 0.03, log=True),
+        "ppo.learning_rate": FloatDistribution(1e-4, 5e-4, log=True),
+    }
+    assert (search.grace_env_steps, search.reduction, search.early_stopping) == (500_000, 3, "asha")
+    assert search.resources == ResourcesConfig(gpu=0.25)
+
+
+UNUSABLE = [
+    ({}, "search.space = ''"),
+    ({"ppo.gae_lamda": FloatDistribution(0.7, 0.9)}, "search.space = 'ppo.gae_lamda'"),
+    ({"ppo.gae_lambda": [0.9, 0.95]}, "search.space = 'ppo.gae_lambda'"),
+    ({"seed": IntDistribution(0, 3)}, "may differ between trials"),
+    ({"ppo.gae_lambda": FloatDistribution(0.9, 1.1)}, "ppo.gae_lambda = 1.1"),
+    ({"ppo.epochs": FloatDistribution(1, 4)}, "ppo.epochs = 1.0"),
+    ({"ppo.coefficients.no_such_one": FloatDistribution(0, 1)}, "expected a coefficient of algorithm = ppo"),
+    (
+        {
+            "env.num_envs": CategoricalDistribution((8, 16)),
+            "ppo.minibatch_size": CategoricalDistribution((256, 2048)),
+        },
+        "= 1024 samples",
+    ),
+]
+
+
+def test_a_space_that_cannot_be_used_is_an_error_that_names_the_field():
+    for space, words in UNUSABLE:
+        with pytest.raises(ConfigError) as caught:
+            check_search(Config(), SearchConfig(space=space))
+        assert words in str(caught.value)
+    with pytest.raises(ConfigError, match="seed"):  # of the config of the best trial
+        check_search(Config(seed=2**31 - 1), SearchConfig(space=SPACE))
+
+
+def test_options_that_cannot_be_used():
+    for options, words in (
+        (["--total-env-steps", "100000"], "search.grace_env_steps = 500000: expected less"),
+        (["--sessions", "2"], "sessions = 2: expected 1 where ASHA compares trials"),
+        (["--trial.parallel", "4"], "trial.parallel = 4: expected 0 in a search"),
+        (["--config", str(ROOT / "configs/qbert.py")], "the file does not define the function get_search"),
+        (["--search.resources.gpu", "1.5"], "resources.gpu = 1.5"),
+    ):
+        with pytest.raises(UserError, match=words):
+            command.parse_options([*QBERT, *options])
+
+
+def test_a_search_is_saved_and_read_again(tmp_path):
+    space = {
+        **SPACE,
+        "ppo.epochs": IntDistribution(1, 8),
+        "ppo.target_kl": CategoricalDistribution((None, 0.1)),
+        "network.name": CategoricalDistribution(("nature", "impala")),
+    }
+    search = new_search(tmp_path, space=space, resources=ResourcesConfig(gpu=0.25))
+    check_search(Config(), dataclasses.replace(search, grace_env_steps=500_000))
+    assert read_search(tmp_path) == (Config(name="small", total_env_steps=9000), search)
+
+
+def test_a_search_that_continues_may_have_more_trials_but_no_other_options(tmp_path):
+    search = new_search(tmp_path)
+    more, before = command.parse_options(["--resume", str(tmp_path), "--search.trials", "9"])
+    assert (before.search, more.directory) == (search, tmp_path)
+    assert more.search == dataclasses.replace(search, trials=9)
+    with pytest.raises(ConfigError, match=r"search\.reduction = 4: expected 3, its value in this search"):
+        command.parse_options(["--run-dir", str(tmp_path), "--search.reduction", "4"])
+    with pytest.raises(ConfigError, match=r"ppo\.epochs = 2: expected 4"):
+        command.parse_options(["--resume", str(tmp_path), "--ppo.epochs", "2"])
+    with pytest.raises(UserError, match="nowhere: not a search directory"):
+        command.parse_options(["--resume", str(tmp_path / "nowhere")])
+
+
+# --- The record --------------------------------------------------------------------------------------------------
+
+
+def test_random_samples_depend_on_seed_and_number_alone(tmp_path):
+    def sampled(name, seed, order):
+        (tmp_path / name).mkdir()
+        search = new_search(tmp_path / name, sampler="random", trials=40, seed=seed)
+        return {number: start_trial(tmp_path / name, search, number).params for number in order}
+
+    samples = sampled("one", 0, range(40))
+    assert sampled("two", 0, [5, 3]) == {5: samples[5], 3: samples[3]}
+    assert sampled("three", 1, [5])[5] != samples[5]
+    for name, distribution in SPACE.items():
+        values = [fields[name] for fields in samples.values()]
+        assert distribution.low <= min(values) < max(values) <= distribution.high
+        assert len(set(values)) == 40
+    # The median of a log-uniform range is the geometric mean of its ends.
+    assert np.median([fields["ppo.learning_rate"] for fields in samples.values()]) < 3e-4
+
+
+def test_tpe_learns_from_the_scores(tmp_path):
+    search = new_search(tmp_path, space={"ppo.gamma": FloatDistribution(0.0, 1.0)}, trials=40)
+    for number in range(30):
+        trial = start_trial(tmp_path, search, number)
+        trial.study.tell(trial, trial.params["ppo.gamma"])
+    assert np.mean([start_trial(tmp_path, search, number).params["ppo.gamma"] for number in range(30, 40)]) > 0.7
+
+
+def test_tpe_keeps_away_from_trials_that_are_running(tmp_path):
+    """They have no score yet, and would else be sampled again by the trials beside them."""
+
+    def next_value(name, running):
+        folder = tmp_path / name
+        folder.mkdir()
+        search = new_search(folder, space={"ppo.gamma": FloatDistribution(0.0, 1.0)}, trials=30)
+        for number in range(15):
+            trial = start_trial(folder, search, number)
+            trial.study.tell(trial, trial.params["ppo.gamma"])
+        for number in range(15, 15 + running):
+            start_trial(folder, search, number)
+        return start_trial(folder, search, 29).params["ppo.gamma"]
+
+    alone = next_value("alone", running=0)
+    assert next_value("alone again", running=0) == alone, "a serial search has the same samples each time"
+    assert next_value("beside others", running=4) != alone
+
+
+def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
+    search = new_search(tmp_path, reduction=2)
+    config = Config(total_env_steps=9000, log=LogConfig(every_env_steps=100))
+
+    def stopped(number, *points):
+        writer = StudyWriter(start_trial(tmp_path, search, number), config)  # another process
+        for env_steps, score in points:
+            writer.write({"env_steps": env_steps, "return_ma": score})
+        state = open_study(tmp_path, search).trials[number].state
+        assert writer.pruned == (state == TrialState.PRUNED)
+        return writer.pruned
+
+    for number, score in enumerate((10.0, 20.0, 30.0, 40.0)):
+        assert not stopped(number, (500, 0.0), (1000, score))
+    assert stopped(4, (1000, 25.0), (1100, 99.0))  # the better half continues; the last point comes after the stop
+    assert open_study(tmp_path, search).trials[4].value == 25.0
+    assert not stopped(5, (900, None), (1000, math.nan), (1100, 35.0))  # both mean: no finished game yet
+    assert stopped(5, (2100, 1.0)) is False  # the only one at the second comparison
+    assert not stopped(2, (8900, 0.0))  # its budget is spent
+
+
+def test_a_killed_trial_repeats_no_log_point_to_the_study(tmp_path, recwarn):
+    """It resumes from its newest checkpoint, so its writer gets some log points again."""
+    search = new_search(tmp_path, reduction=2)
+    config = Config(total_env_steps=9000, log=LogConfig(every_env_steps=100))
+    reported = {}
+    for points in ((100, 200, 300), (100, 200, 300, 400)):
+        trial = start_trial(tmp_path, search, 0)
+        writer = StudyWriter(trial, config, reported=reported.keys())
+        for env_steps in points:
+            writer.write({"env_steps": env_steps, "return_ma": float(env_steps)})
+        reported = open_study(tmp_path, search).trials[0].intermediate_values
+        assert reported == {env_steps: float(env_steps) for env_steps in points}
+    assert not [warning for warning in recwarn if "already reported" in str(warning.message)]
+
+
+def test_resources():
+    def split(gpu, cpu, *machines, option="auto"):
+        return tuple(allot(ResourcesConfig(gpu, cpu), machines, DevicesConfig(gpu=option)))
+
+    assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0}) == (0.25, 2)
+    assert split(1.0, 0, {"CPU": 32.0}, {"GPU": 2.0, "CPU": 8.0}) == (1.0, 4)
+    assert split(1.0, 0, {"GPU": 1.0, "CPU": 8.0}, {"GPU": 2.0, "CPU": 4.0}) == (1.0, 2)
+    assert split(0.25, 0, {"CPU": 2.0}) == (0.0, 1)
+    assert split(0.25, 3, {"GPU": 2.0, "CPU": 16.0}, option=False) == (0.0, 3)
+    with pytest.raises(UserError, match="a machine with 2 GPUs and 1 core; found 1 GPU and 8 cores; 1 GPU and 8"):
+        split(2.0, 0, {"GPU": 1.0, "CPU": 8.0}, {"GPU": 1.0, "CPU": 8.0})
+    with pytest.raises(ConfigError, match=r"devices\.gpu = True: expected a GPU"):
+        split(1.0, 0, {"CPU": 2.0}, option=True)
+
+
+# --- Results -----------------------------------------------------------------------------------------------------
+
+
+def test_results(tmp_path, monkeypatch):
+    import matplotlib
+    from matplotlib import pyplot
+
+    config = Config(name="small", total_env_steps=9000, env=EnvConfig(num_envs=8), ppo=PPOConfig(epochs=2))
+    search = new_search(
+        tmp_path, config, space={**SPACE, "network.name": CategoricalDistribution(("nature", "impala"))}
+    )
+    end_trial(tmp_path, search, 0, [1.0, 50.0], TrialState.PRUNED)
+    best = end_trial(tmp_path, search, 1, [2.0, 5.0, 12.5])
+    end_trial(tmp_path, search, 2, [3.0], TrialState.RUNNING, failure="the loss | is nan")
+    end_trial(tmp_path, search, 3, [], TrialState.RUNNING)
+    monkeypatch.setitem(matplotlib.rcParams, "figure.facecolor", "red")
+    write_results(tmp_path)
+    draw_graphs(open_study(tmp_path, search), tmp_path / "graphs")
+    assert pyplot.get_fignums() == []
+
+    rows = read_csv(tmp_path / "trials.csv")
+    assert [(row["trial"], row["status"]) for row in rows] == [
+        ("1", "finished"), ("0", "stopped by ASHA"), ("2", "failed: the loss | is nan"), ("3", "unfinished"),
+    ]  # fmt: skip
+    assert (float(rows[0]["score"]), rows[0]["env_steps"], rows[3]["score"]) == (6.5, "300", "")
+    assert float(rows[0]["ppo.gae_lambda"]) == best["ppo.gae_lambda"]
+    assert len({line.count("|") for line in (tmp_path / "trials.md").read_text().splitlines()}) == 1
+    for name in ("curves", "fields", "parallel", "importances"):
+        assert (tmp_path / f"graphs/{name}.png").stat().st_size > 5000
+        assert "ff0000" not in (tmp_path / f"graphs/{name}.svg").read_text()
+
+    file = tmp_path / "small_best.py"
+    expected = dataclasses.replace(set_fields(config, best), name="small_best", seed=1)
+    assert load_config(file) == expected
+    chosen = train.parse_options(["--config", str(file), "--sessions", "4"]).config
+    assert (chosen.sessions, chosen.ppo) == (4, expected.ppo)
+
+
+def test_the_choice_none_is_a_value_and_no_gap_in_the_results(tmp_path):
+    config = Config(name="small", total_env_steps=9000)
+    search = new_search(tmp_path, config, space={"ppo.target_kl": CategoricalDistribution((None,))}, trials=1)
+    end_trial(tmp_path, search, 0, [1.0])
+    write_results(tmp_path)
+    assert [row["ppo.target_kl"] for row in read_csv(tmp_path / "trials.csv")] == ["None"]
+    assert [cell.strip() for cell in (tmp_path / "trials.md").read_text().splitlines()[2].split("|")[1:4]] == [
+        "0", "None", "1",
+    ]  # fmt: skip
+    assert "ppo.target_kl None" in (tmp_path / "small_best.py").read_text()
+
+
+def test_the_graphs_and_the_table_have_one_best_trial(tmp_path):
+    """Before a trial has finished, it is one that ASHA stopped, not one that runs, whose score is not final."""
+    config = Config(name="small", total_env_steps=9000)
+    search = new_search(tmp_path, config)
+    end_trial(tmp_path, search, 0, [1.0], TrialState.PRUNED)
+    end_trial(tmp_path, search, 1, [9.0], TrialState.RUNNING)
+    kinds = [trial.kind for trial in read_trials(open_study(tmp_path, search))]
+    assert kinds == ["best", "unfinished"]
+    assert search_results(tmp_path).rows[0].number == 0
+
+
+def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(tmp_path, capsys):
+    config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
+    search = new_search(tmp_path, config, trials=2)
+    for number in range(2):
+        end_trial(tmp_path, search, number, [1.0 + number])
+    assert run_search(config, search, tmp_path) == tmp_path
+    assert [row["status"] for row in read_csv(tmp_path / "trials.csv")] == ["finished"] * 2
+    said = capsys.readouterr().out
+    (tmp_path / "trials.md").unlink()
+    (tmp_path / "trials.md").mkdir()
+    run_search(config, search, tmp_path)
+    again = capsys.readouterr().out
+    assert again.startswith(said)
+    assert re.search(
+        r"results are not saved: .*trials\.md.*--resume .* tries again$", again.removeprefix(said).strip()
+    )
+
+
+def test_a_trial_whose_config_is_damaged_keeps_its_score_and_says_why(tmp_path):
+    search = new_search(tmp_path, trials=1)
+    end_trial(tmp_path, search, 0, [3.0, 5.0])
+    (tmp_path / "trial_0/config.json").write_text("{broken")
+    write_results(tmp_path)
+    (row,) = read_csv(tmp_path / "trials.csv")
+    assert (row["score"], row["env_steps"]) == ("4.0", "200")
+    assert re.match(r"finished; .*trial_0/config\.json: cannot be used ", row["status"])
+
+
+def test_a_search_all_of_whose_trials_failed_has_status_1_at_every_start(tmp_path, capsys):
+    """Also where an earlier start has tried them: a trial in which no game has ended does not run again."""
+    config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
+    search = new_search(tmp_path, config, trials=2)
+    end_trial(tmp_path, search, 0, [], TrialState.FAIL, failure="an earlier reason")
+    end_trial(tmp_path, search, 1, [], TrialState.FAIL)
+    for _ in range(2):
+        with pytest.raises(SessionsFailed, match=r"all of 2 trials failed; the last one: no game ended") as error:
+            run_search(config, search, tmp_path)
+        assert error.value.exit_status == 1
+        assert f"resuming {tmp_path}\n" in capsys.readouterr().out
+
+
+def test_a_start_that_neither_trains_nor_changes_anything_is_no_resume(tmp_path, capsys):
+    config = Config(name="small", total_env_steps=9000, log=LogConfig(graphs=False))
+    search = new_search(tmp_path, config, trials=2)
+    for number in range(2):
+        end_trial(tmp_path, search, number, [1.0 + number])
+    before = (tmp_path / "search.json").read_bytes()
+    run_search(config, search, tmp_path)
+    assert (tmp_path / "search.json").read_bytes() == before
+    assert "changed" not in capsys.readouterr().out
+    run_search(config, dataclasses.replace(search, trials=1), tmp_path)
+    assert "changed: search.trials 2 -> 1\n" in capsys.readouterr().out
+    (resume,) = json.loads((tmp_path / "search.json").read_text())["resumed"]
+    assert resume["changed"] == {}, "the config"

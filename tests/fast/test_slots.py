@@ -1,0 +1,79 @@
+"""Where sessions train: the GPUs in turn, shares of a machine, and which sessions share compiled programs."""
+
+import dataclasses
+
+import pytest
+
+from jaxrl_atari.config import Config, DevicesConfig, TrialConfig
+from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.envs import THREADS_VARIABLE, process_threads
+from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
+from jaxrl_atari.trials.sessions import compile_key
+from jaxrl_atari.trials.slots import plan_slots
+
+
+@pytest.mark.parametrize(
+    ("fields", "parallel", "environments"),
+    [
+        ({"sessions": 3}, 2, [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        (
+            {"sessions": 6, "trial": TrialConfig(parallel=4)},
+            4,
+            [
+                {"CUDA_VISIBLE_DEVICES": "3", FRACTION_VARIABLE: "0.45"},
+                {"CUDA_VISIBLE_DEVICES": "1", FRACTION_VARIABLE: "0.45"},
+            ],
+        ),
+        ({"sessions": 1}, 1, [{}]),  # in this process, which limits JAX to the first GPU
+        ({"devices": DevicesConfig(gpu=1)}, 1, [{}]),
+        ({"devices": DevicesConfig(actor=0)}, 1, [{}]),  # the index counts both GPUs
+        ({"devices": DevicesConfig(data_parallel="all")}, 1, [{}]),
+        ({"devices": DevicesConfig(gpu=False), "trial": TrialConfig(parallel=2)}, 2, [{}]),
+    ],
+)
+def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate, monkeypatch):
+    simulate(4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    config = Config(**{"sessions": 2} | fields)
+    slots, at_a_time = plan_slots(config, config.sessions, config.sessions)
+    assert at_a_time == parallel
+    shown = [{name: slot.variables[name] for name in slot.variables if "THREADS" not in name} for slot in slots]
+    assert shown == environments
+
+
+def test_only_what_needs_processes_gets_them(simulate, monkeypatch):
+    """CUDA_OFFSET moves the only session to another GPU, which a process of its own sees as its first."""
+    simulate(2)
+    config = Config(sessions=1)
+    assert not plan_slots(config, 1).needs_processes
+    monkeypatch.setenv("CUDA_OFFSET", "1")
+    assert plan_slots(config, 1).needs_processes
+    for gpu in (1, False):
+        assert not plan_slots(set_fields(config, {"trial.parallel": 1, "devices.gpu": gpu}), 1).needs_processes
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [(None, 4), ("5", 5)])
+def test_sessions_side_by_side_share_the_emulator_threads_unless_the_user_has_chosen(chosen, threads, monkeypatch):
+    monkeypatch.setattr("jaxrl_atari.trials.slots.emulator_cores", lambda: 8)
+    monkeypatch.delenv(THREADS_VARIABLE, raising=False)
+    if chosen is not None:
+        monkeypatch.setenv(THREADS_VARIABLE, chosen)
+    config = Config(sessions=2, devices=DevicesConfig(gpu=False), trial=TrialConfig(parallel=2))
+    for name, value in plan_slots(config, 2).slots[0].variables.items():
+        monkeypatch.setenv(name, value)
+    assert process_threads() == threads
+
+
+def test_sessions_share_programs_where_numbers_alone_differ():
+    base = Config()
+    for field, value, shared in (
+        ("ppo.learning_rate", 1e-3, True),
+        ("ppo.gae_lambda", 0.5, True),
+        ("seed", 7, True),
+        ("ppo.epochs", 2, False),
+        ("ppo.target_kl", 0.1, False),
+        ("env.game", "Pong", False),
+        ("network.name", "impala", False),
+    ):
+        assert (compile_key(base) == compile_key(set_fields(base, {field: value}))) == shared, field
+    assert compile_key(base) == compile_key(dataclasses.replace(base, name="another"))

@@ -1,0 +1,415 @@
+"""Suites: the command, with games that are finished or train for two updates, and statistics of made-up games."""
+
+import dataclasses
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from sample_runs import read_csv, table, write_checkpoint, write_metrics
+
+from jaxrl_atari import plots
+from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
+from jaxrl_atari.envs.games import GAMES
+from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.report.comparison import compare_suites
+from jaxrl_atari.report.score_statistics import STATISTICS
+from jaxrl_atari.report.suites import read_suite, save_results, suite_results
+from jaxrl_atari.runs.description import describe, read_config
+from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.suite import __main__ as suite_command
+from jaxrl_atari.suite.suite import game_configs, write_suite_file
+from jaxrl_atari.suite.sweep import plan_sweep, write_plan
+
+TINY = Config(
+    name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
+    ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
+    log=LogConfig(every_env_steps=16, tensorboard=False, graphs=False),
+)  # fmt: skip
+GAMES_OF_TINY = ("Pong", "Breakout", "Alien")
+
+
+def make_suite(directory, config=TINY, games=GAMES_OF_TINY):
+    directory.mkdir()
+    write_suite_file(directory, config, games)
+    return directory
+
+
+def add_session(suite_dir, game, session, returns, config=TINY):
+    """Writes the files of a finished session with the given returns."""
+    (suite_dir / game).mkdir(exist_ok=True)
+    write_json(suite_dir / game / "config.json", describe(game_configs(config, [game])[game]))
+    steps = [config.total_env_steps * (i + 1) / len(returns) for i in range(len(returns))]
+    write_metrics(suite_dir / game / f"session_{session}", table(returns, steps))
+    write_checkpoint(suite_dir / game / f"session_{session}", config.total_env_steps)
+
+
+def score(game, human_normalised):
+    """The raw score with a human-normalised score."""
+    random, human = GAMES[game].dqn_random.score, GAMES[game].human.score
+    return random + human_normalised * (human - random)
+
+
+def add_games(suite_dir, scores, config=TINY):
+    """Adds the sessions of complete games; `scores` are human-normalised. Each is learned in four log points."""
+    for game, sessions in scores.items():
+        for session, value in enumerate(sessions):
+            add_session(
+                suite_dir, game, session, [score(game, value * share) for share in (0, 0.5, 1, 2.5)], config
+            )
+    return suite_dir
+
+
+# return_ma is the mean of 4 log points: 0, 0.25, 0.5, 1 times the value.
+BETTER = {"Pong": [0.5, 1.0], "Breakout": [1.5, 2.0]}
+WORSE = {"Pong": [0.0, 0.5], "Breakout": [0.5, 0.25]}
+
+
+def results(suite_dir, failures=None):
+    """results.md without its padding, results.json and the rows of results.csv by game."""
+    save_results(suite_results(read_suite(suite_dir), failures or {}))
+    rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
+    text = re.sub(r" +", " ", (suite_dir / "results.md").read_text())
+    return text, json.loads((suite_dir / "results.json").read_text()), rows
+
+
+# --- The command -------------------------------------------------------------------------------------------------
+
+
+def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_gets_its_lambda():
+    _, suite, before = suite_command.parse_options([])
+    assert before is None
+    assert suite.games == [name for name, game in GAMES.items() if game.references]
+    _, classic, _ = suite_command.parse_options(["--env.protocol", "classic"])
+    assert (len(suite.games), len(classic.games)) == (57, 63)
+    assert "MontezumaRevenge" in {*classic.games} - {*suite.games}
+    configs = game_configs(suite.config, ["qbert", "ms_pacman", "Pong"])
+    lambdas = {name: config.resolved_gae_lambda for name, config in configs.items()}
+    assert lambdas == {"Qbert": 0.95, "MsPacman": 0.85, "Pong": 0.85}
+    _, fixed, _ = suite_command.parse_options(["--games", "pong", "--ppo.gae-lambda", "0.9", "--sessions", "3"])
+    assert (fixed.games, fixed.config.sessions) == (["Pong"], 3)
+    assert game_configs(fixed.config, fixed.games)["Pong"].resolved_gae_lambda == 0.9
+
+
+REFUSED = [
+    (["--games", "Pong", "pong"], "each game once"),
+    (["--games"], "at least one game"),
+    (["--env.protocol", "machado"], "under a protocol with reference scores"),
+    (["--games", "PongNoFrameskip-v4"], "expected Pong"),
+    ([f"--env.game={Config().env.game}"], "choose with --games"),
+    (["--resources.gpu", "0.25"], "without --address"),
+    (["--address", "auto", "--trial.parallel", "2"], "expected 0 with --address"),
+    (["--games", "Pong", "--devices.distributed"], "devices.distributed = True"),
+    (["--vary", f"network.name={'n' * 250}"], "its directory is named after it"),
+    (["--vary", "ppo.gamma"], "expected FIELD=VALUE,VALUE,..."),
+    (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
+    (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
+    (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2"),
+    (["--vary", "ppo.gamma=1,1.0"], "each value once"),
+    (["--vary", "ppo.gamma=0.9", "--ppo.gamma", "0.8"], "because --vary has ppo.gamma"),
+    (["--vary", "ppo.epochs=1,true"], "ppo.epochs = True"),
+    (["--vary", "ppo.gamma=0.9", "--vary", "ppo.gamma=0.8"], "ppo.gamma once"),
+    (["--vary", "env.num_envs=8,16", "--vary", "ppo.minibatch_size=256,2048"], "= 1024 samples"),
+    (["--resume", "nowhere"], "nowhere: not a suite directory"),
+]
+
+
+def test_options_that_cannot_be_used_are_errors_before_anything_starts():
+    for arguments, words in REFUSED:
+        with pytest.raises(UserError) as error:
+            suite_command.parse_options(arguments)
+        assert words in str(error.value), arguments
+
+
+def test_a_plan_that_was_edited_by_hand_is_checked_as_the_options_are(tmp_path):
+    for number, changed in enumerate(({"games": ["Foo"]}, {"vary": {}}, {"vary": {"seed": [1, 2]}})):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        write_plan(folder, plan_sweep(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]} if "vary" in changed else {}))
+        file = folder / ("sweep.json" if "vary" in changed else "suite.json")
+        write_json(file, read_json(file) | changed)
+        with pytest.raises(UserError, match=f"{file}: cannot be used"):
+            suite_command.parse_options(["--resume", str(folder)])
+
+
+def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):
+    path = tmp_path / "classic.py"
+    path.write_text(
+        "from jaxrl_atari.config import Config, EnvConfig\n"
+        "def get_config(): return Config(env=EnvConfig(game='QbertNoFrameskip-v4'))\n"
+    )
+    _, suite, _ = suite_command.parse_options(["--games", "Pong", "Alien", "--config", str(path)])
+    configs = game_configs(suite.config, suite.games).values()
+    assert {config.env.resolved_protocol for config in configs} == {"classic"}
+
+
+def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsys):
+    line = ["--games", "Pong", "Alien", "--run-dir", str(tmp_path / "suite"), "--config", "configs/qbert.py"]
+    _, suite, before = suite_command.parse_options(line)
+    assert (suite.games, suite.config.name, before) == (["Pong", "Alien"], "suite", None)
+    make_suite(tmp_path / "suite", dataclasses.replace(suite.config, sessions=7), suite.games)
+    _, suite, before = suite_command.parse_options(line)
+    assert (suite.config.sessions, before.games) == (7, ["Pong", "Alien"])
+    assert (
+        f"configs/qbert.py differs from {tmp_path / 'suite'}, which keeps its own values: sessions 1 -> 7"
+        in capsys.readouterr().out
+    )
+    with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of the suite"):
+        suite_command.parse_options([*line, "--games", "Qbert"])
+    with pytest.raises(UserError, match=r"--vary = 'ppo\.gamma=0\.9': .*; this one has no --vary$"):
+        suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
+
+
+def test_a_suite_goes_on_as_it_began(tmp_path):
+    """With its own seed; and a game that was trained otherwise, by hand, is refused."""
+    suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
+    before = (suite_dir / "suite.json").read_bytes()
+    with pytest.raises(UserError, match="with which the run began"):
+        suite_command.main(["--resume", str(suite_dir), "--seed", "7"])
+    assert (suite_dir / "suite.json").read_bytes() == before
+    shorter = make_suite(tmp_path / "shorter", dataclasses.replace(TINY, total_env_steps=32))
+    add_session(shorter, "Pong", 0, [1.0])
+    with pytest.raises(ConfigError, match="total_env_steps = 32: expected at least 64"):
+        suite_command.main(["--resume", str(shorter)])
+
+
+def test_a_finished_suite_is_left_alone_but_for_fewer_sessions(tmp_path, capsys):
+    suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Breakout")), BETTER)
+    line = ["--resume", str(suite_dir)]
+    before = (suite_dir / "suite.json").read_text()
+    suite_command.main(line)
+    assert capsys.readouterr().out.count("finished already") == 2
+    assert (suite_dir / "suite.json").read_text() == before
+    suite_command.main([*line, "--sessions", "1", "--ppo.gae-lambda", "0.5"])
+    assert json.loads((suite_dir / "suite.json").read_text())["config"]["sessions"] == 1
+    assert read_config(suite_dir / "Pong").sessions == 2
+    _, _, rows = results(suite_dir)  # what the games were trained with
+    assert {name: row["gae_lambda"] for name, row in rows.items()} == {"Pong": "0.85", "Breakout": "0.7"}
+
+
+def test_a_name_that_no_session_could_use_is_refused_before_a_session_starts(tmp_path):
+    line = ["--games", "Pong", "--run-dir", str(tmp_path / "suite"), "--vary", "network.name=nature,Nature2"]
+    with pytest.raises(UserError, match=r"network\.name = 'Nature2'"):
+        suite_command.main(line)
+    assert not (tmp_path / "suite").exists()
+
+
+# --- Results -----------------------------------------------------------------------------------------------------
+
+
+def test_the_table_has_our_scores_beside_the_reference(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite")
+    for session, value in enumerate((10.0, 14.0)):
+        add_session(suite_dir, "Breakout", session, [value, value])
+    add_session(suite_dir, "Pong", 0, [-20.0, -20.0])  # the second session is missing
+    text, found, rows = results(suite_dir, {"Pong": "out of memory | buy more"})
+    game, random = GAMES["Breakout"], GAMES["Breakout"].random.score
+    ratio = (12 - random) / (game.references[0].score - random)
+    human = (12 - 1.7) / (30.5 - 1.7)  # the pair in DQN Zoo's atari_data.py
+    expected = {
+        "score": 12, "score_std": 8**0.5, "gae_lambda": 0.70, "sessions": 2, "reference_normalised_score": ratio,
+        "human_normalised_score": human, "hours": 64 * 0.36 / 3600,  # of the sample tables
+    }  # fmt: skip
+    assert {name: float(rows["Breakout"][name]) for name in expected} == pytest.approx(expected)
+    assert [rows[name]["status"] for name in GAMES_OF_TINY] == [
+        "failed: out of memory | buy more", "complete", "waiting",
+    ]  # fmt: skip
+    assert (rows["Alien"]["score"], rows["Pong"]["sessions"]) == ("", "1")
+    assert float(rows["Alien"]["reference_score"]) == GAMES["Alien"].references[0].score
+    # Only complete games enter the aggregates: one game, whose score is the median and the mean.
+    for kind, value in (("human-normalised", human), ("ratio", ratio)):
+        aggregates = found["aggregates"][kind]
+        assert (aggregates["games"], aggregates["median"]) == (1, pytest.approx(value))
+        assert aggregates["median_interval"][0] < value < aggregates["median_interval"][1]
+    assert "| Breakout | 0.70 | 2 | 64 | 12 | 2.83 |" in text
+    assert " failed: out of memory / buy more |" in text
+
+
+def test_the_summary_of_a_game_is_that_of_its_run_where_the_suite_has_fewer_sessions(tmp_path):
+    fewer = make_suite(tmp_path / "suite", dataclasses.replace(TINY, sessions=1))
+    results(add_games(fewer, BETTER))
+    summary = read_json(fewer / "Pong" / "trial.json")
+    assert (len(summary["sessions"]), summary["planned_sessions"], summary["complete"]) == (2, 2, True)
+
+
+def test_statistics_do_not_depend_on_the_order_in_which_games_end(tmp_path):
+    suite_dir = make_suite(tmp_path / "suite")
+    scores = {"Pong": [0.5, 1.0], "Alien": [0.25, 2.0], "Breakout": [1.5, 2.0]}
+    add_games(suite_dir, {"Alien": scores.pop("Alien")})
+    earlier = read_suite(suite_dir)
+    add_games(suite_dir, scores)
+    live, fresh = read_suite(suite_dir, earlier), read_suite(suite_dir)
+    assert list(live.runs) == list(fresh.runs) == list(GAMES_OF_TINY)
+    assert suite_results(live, {}).statistics == suite_results(fresh, {}).statistics
+    comparison = compare_suites({"suite": fresh})
+    assert comparison.statistics["suite"] == suite_results(fresh, {}).statistics
+
+
+def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "suite"), BETTER)
+    add_session(suite_dir, "Alien", 0, [500.0])  # not complete
+    text, written, _ = results(suite_dir)
+    expected = {game: [score(game, value) for value in BETTER[game]] for game in ("Pong", "Breakout")}
+    assert written["scores"] == {game: pytest.approx(values) for game, values in expected.items()}
+    with np.load(suite_dir / "scores_human_normalised.npz") as exported:  # sessions x games, in alphabetical order
+        np.testing.assert_allclose(exported["suite"], [[1.5, 0.5], [2.0, 1.0]])
+    with np.load(suite_dir / "scores_ratio.npz") as exported:
+        assert exported["suite"].shape == (2, 2)
+    assert written["rliable_games"] == {"human-normalised": ["Breakout", "Pong"], "ratio": ["Breakout", "Pong"]}
+    found = written["aggregates"]["human-normalised"]
+    assert [found[name] for name in STATISTICS] == pytest.approx(
+        [1.25, 1.25, 1.25, 0.125]
+    )  # mean, median, IQM, gap
+    # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) *
+    # 0.177.
+    assert found["mean_interval"] == pytest.approx([1.25 - 0.761, 1.25 + 0.761], abs=0.05)
+    assert re.search(r"human-normalised \| +2 \| 1\.25 \(0\.[45]\d to 2\.?0?\d?\)", text)
+    assert found["mean_rliable_interval"] == pytest.approx([1, 1.5])
+
+
+def test_with_one_session_a_game_the_interval_is_a_dash(tmp_path):
+    config = dataclasses.replace(TINY, sessions=1)
+    suite_dir = make_suite(tmp_path / "suite", config, ["Pong", "Breakout"])
+    add_games(suite_dir, {game: scores[:1] for game, scores in BETTER.items()}, config)
+    text, written, rows = results(suite_dir)
+    assert "| human-normalised | 2 | 1 (-) | 1 (-) | 1 (-) | 0.25 (-) |" in text
+    assert "\nNo intervals: a game has a single session.\n" in text
+    assert [rows["Pong"][name] for name in ("score_std", "score_low", "score_high")] == ["", "", ""]
+    assert written["aggregates"]["human-normalised"]["iqm_interval"] is None
+
+
+def test_a_suite_of_another_protocol_is_compared_with_no_reference(tmp_path):
+    config = dataclasses.replace(TINY, sessions=1, env=EnvConfig(num_envs=2, life_loss_terminal=False))
+    suite_dir = make_suite(tmp_path / "suite", config, ["Pong"])
+    add_session(suite_dir, "Pong", 0, [1.0, 2.0], config)
+    suite_command.main(["--resume", str(suite_dir), "--log.graphs"])
+    text, written, _ = results(suite_dir)
+    assert "Protocol v5, life_loss_terminal=false. " in text
+    assert "No aggregates: not compared: " in text
+    assert (written["protocol"], written["aggregates"]) == ("v5, life_loss_terminal=false", {})
+    (row,) = written["games"]
+    assert row["score"] == 1.5
+    assert {row[name] for name in row if name.startswith(("reference", "human"))} == {None}
+    assert (suite_dir / "graphs" / "comparison.png").is_file()
+    assert not list(suite_dir.glob("**/suites.*"))
+
+
+# --- Sweeps ------------------------------------------------------------------------------------------------------
+
+VARY = {"ppo.learning_rate": [0.0001, 0.001], "ppo.normalize_advantages": [True, False]}
+
+
+def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
+    line = ["--games", "Pong,breakout", "Alien", "--vary", "ppo.learning-rate=1e-4, 0.001"]
+    _, sweep, _ = suite_command.parse_options([*line, "--vary", "ppo.normalize_advantages=true,false"])
+    assert (sweep.games, sweep.vary) == (["Pong", "Breakout", "Alien"], VARY)
+    assert {setting.label: list(setting.fields.values()) for setting in sweep.settings} == {
+        "ppo.learning_rate=0.0001,ppo.normalize_advantages=true": [0.0001, True],
+        "ppo.learning_rate=0.0001,ppo.normalize_advantages=false": [0.0001, False],
+        "ppo.learning_rate=0.001,ppo.normalize_advantages=true": [0.001, True],
+        "ppo.learning_rate=0.001,ppo.normalize_advantages=false": [0.001, False],
+    }
+    last = sweep.settings[-1].config.ppo
+    assert (last.learning_rate, last.normalize_advantages) == (0.001, False)
+
+
+def make_sweep(folder, values, scores, games=("Pong", "Breakout"), field="ppo.gamma"):
+    """A finished sweep of a field with made-up returns: `scores` has those of each value, game and session."""
+    folder.mkdir()
+    sweep = plan_sweep(TINY, list(games), {field: values})
+    write_plan(folder, sweep)
+    for setting, by_game in zip(sweep.settings, scores, strict=True):
+        for game, sessions in by_game.items():
+            for session, value in enumerate(sessions):
+                config = setting.config
+                add_session(folder / setting.label, game, session, [score(game, value)] * 2, config)
+    return folder
+
+
+def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
+    scores = [{"Pong": [0.5, 1.0], "Breakout": [1.5, 2.0]}, {"Pong": [0.1, 0.2], "Breakout": [0.5, 0.25]}]
+    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], scores)
+    line = ["--resume", str(sweep_dir)]
+    suite_command.main(line)
+    said = capsys.readouterr().out
+    assert said.count("finished already") == 4
+    rows = read_csv(sweep_dir / "results.csv")
+    assert [(row["ppo.gamma"], row["game"], row["sessions"]) for row in rows] == [
+        ("0.9", "Pong", "2"), ("0.99", "Pong", "2"), ("0.9", "Breakout", "2"), ("0.99", "Breakout", "2"),
+    ]  # fmt: skip
+    human = [float(row["human_normalised_score"]) for row in rows]
+    assert human == pytest.approx([0.75, 0.15, 1.75, 0.375])
+    table = re.sub(r" +", " ", said)
+    assert "# sweep: 2 settings of ppo.gamma, 2 games, 2 sessions of 64 env steps each" in table
+    assert "| Breakout | 0.99 | 2 | 64 |" in table
+    assert "| ppo.gamma=0.9 | 2 | 1.25 (" in table  # mean over the games
+    assert "| ppo.gamma=0.99 | 2 | 0.26 (" in table
+    assert (sweep_dir / "ppo.gamma=0.99" / "results.csv").is_file()
+    before = (sweep_dir / "sweep.json").read_bytes()
+    _, again, _ = suite_command.parse_options(line)
+    assert again.vary == {"ppo.gamma": [0.9, 0.99]}
+    _, more, _ = suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9,0.95,0.99"])
+    assert len(more.settings) == 3
+    with pytest.raises(UserError, match=r"; this one has --vary ppo\.gamma=0\.9,0\.99$"):
+        suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
+    assert (sweep_dir / "sweep.json").read_bytes() == before
+    with pytest.raises(
+        UserError, match=r"sweep: not a run directory .*; it holds a sweep: name a directory in it"
+    ):
+        read_config(sweep_dir)
+
+
+def test_results_are_shown_before_they_are_saved_and_the_rest_goes_on(tmp_path, capsys):
+    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
+    (sweep_dir / "results.md").mkdir()
+    suite_command.main(["--resume", str(sweep_dir), "--sessions", "1"])
+    said = capsys.readouterr().out
+    assert said.index("# sweep: 2 settings") < said.index("results are not saved: ")
+    assert (sweep_dir / "ppo.gamma=0.9" / "results.md").is_file()
+    suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Breakout")), BETTER)
+    (suite_dir / "results.md").mkdir()
+    suite_command.main(["--resume", str(suite_dir)])
+    said = capsys.readouterr().out
+    assert said.index("over the complete games") < said.index("results are not saved: ")
+
+
+# --- Comparison --------------------------------------------------------------------------------------------------
+
+
+def test_two_suites_are_compared(tmp_path, capsys):
+    better = add_games(make_suite(tmp_path / "better", games=("Pong", "Breakout")), BETTER)
+    worse = add_games(make_suite(tmp_path / "worse"), {**WORSE, "Alien": [1.0, 1.0]})
+    output = tmp_path / "comparison"
+    plots.main([str(better), str(worse), "--output", str(output)])
+    printed = capsys.readouterr().out
+    # Pong: 3.5 of 4 pairs, Breakout: all.
+    assert re.search(r"Probability of improvement of better over worse: 0.94 \(0\.\d+ to 1\)\.", printed)
+    assert "| worse | 2 | 0.31 (" in re.sub(r" +", " ", printed)  # without Alien, which only one of them has
+    assert f"- worse: {TINY.total_env_steps} env steps a session" in printed
+    names = ("comparison", "suites", "scores_human_normalised", "scores_ratio")
+    assert {path.stem for path in output.iterdir()} == {*names}
+    compared = json.loads((output / "comparison.json").read_text())
+    assert (compared["suites"], compared["games"]) == (["better", "worse"], ["Breakout", "Pong"])
+    assert compared["human-normalised"]["probability_of_improvement"]["worse"]["value"] == 0.9375
+    with np.load(output / "scores_human_normalised.npz") as exported:
+        np.testing.assert_allclose(exported["better"], [[1.5, 0.5], [2.0, 1.0]])
+        np.testing.assert_allclose(exported["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
+
+
+def test_only_the_suites_own_complete_games_count(tmp_path):
+    suite_dir = add_games(make_suite(tmp_path / "suite", games=("Pong", "Qbert")), {"Pong": [0.5, 1.0]})
+    shutil.copytree(suite_dir / "Pong", suite_dir / "Pong_old")
+    add_games(suite_dir, {"Breakout": [0.5, 1.0]})  # no game of this suite
+    add_session(suite_dir, "Qbert", 0, [1.0])  # one session of two
+    assert list(read_suite(suite_dir).scores()) == ["Pong"]
+    # Resumed with one.
+    write_suite_file(suite_dir, dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"])
+    assert {game: len(scores) for game, scores in read_suite(suite_dir).scores().items()} == {
+        "Pong": 1,
+        "Qbert": 1,
+    }
+    # Trained longer.
+    write_suite_file(suite_dir, dataclasses.replace(TINY, total_env_steps=640), ["Pong"])
+    assert not read_suite(suite_dir).scores()
+    assert results(suite_dir)[2]["Pong"]["status"] == "not complete"
