@@ -15,13 +15,13 @@ from jaxrl_atari.trials.slots import plan_slots
 @pytest.mark.parametrize(
     ("fields", "parallel", "environments"),
     [
-        ({"sessions": 3}, 2, [{"CUDA_VISIBLE_DEVICES": "3"}, {"CUDA_VISIBLE_DEVICES": "1"}]),
+        ({"sessions": 3}, 2, [{"CUDA_VISIBLE_DEVICES": "GPU-3"}, {"CUDA_VISIBLE_DEVICES": "GPU-1"}]),
         (
             {"sessions": 6, "trial": TrialConfig(parallel=4)},
             4,
             [
-                {"CUDA_VISIBLE_DEVICES": "3", FRACTION_VARIABLE: "0.45"},
-                {"CUDA_VISIBLE_DEVICES": "1", FRACTION_VARIABLE: "0.45"},
+                {"CUDA_VISIBLE_DEVICES": "GPU-3", FRACTION_VARIABLE: "0.45"},
+                {"CUDA_VISIBLE_DEVICES": "GPU-1", FRACTION_VARIABLE: "0.45"},
             ],
         ),
         ({"sessions": 1}, 1, [{}]),  # in this process, which limits JAX to the first GPU
