@@ -1,10 +1,6 @@
-"""Every command line of the pages, run as a user runs it, with options that make it small.
+"""Commands of the pages, run as a user runs them, with options that make them small.
 
-    python -m pytest -n 0 -m slow tests/test_commands.py
-
-Each one runs in a folder of its own that has `configs` and the run directories of the line, copies of tiny ones. A
-quick line of some commands (`train` makes the run that they read) is `long`, which CI runs; the rest are slow.
-A line with an error on its page has to end in that error.
+Each one runs in a folder of its own that has `configs` and the run directories of the line, copies of tiny ones.
 """
 
 import importlib.util
@@ -14,12 +10,13 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import hub_server
 import pytest
-from page_commands import CASES
+from page_commands import ROOT
 from simulated_gpus import simulated
-from user_commands import ROOT, free_address, one_error_line
+from user_commands import free_address, one_error_line
 
 SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16",
     "--ppo.minibatch-size", "64",
@@ -44,19 +41,6 @@ IF_PRESENT = {
     "--evaluation.every-env-steps": ["--evaluation.every-env-steps", "128", "--evaluation.episodes", "1"],
 }
 """Options that are added to a command that has the option already."""
-QUICK = {
-    "evaluate RUN_DIR",
-    "plots RUN_DIR",
-    "report RUN_DIR",
-    "devices --config configs/qbert.py",
-    "suite --games Pnog",
-}
-"""The lines that CI runs."""
-MARKS = {True: pytest.mark.long, False: pytest.mark.slow}
-LIKE_ANOTHER = re.compile(r"--compare (?!cpu,gpu|network\.conv)")
-"""Comparisons that differ from another line in the field alone; `test_docs.py` checks their values."""
-ONCE = {case: name for name, case in reversed(CASES.items()) if not LIKE_ANOTHER.search(" ".join(case.words))}
-"""The name of each command: several pages may have it."""
 NEEDED = {
     "search": ("ray", "optuna"),
     "hub": ("huggingface_hub",),
@@ -67,18 +51,10 @@ NEEDED = {
 """A module or a word of a command -> the packages without which it cannot run."""
 
 
-def line(case):
-    return " ".join([case.module, *case.words])
-
-
 def missing(case):
     words = {case.module.partition(".")[0], *case.words}
     packages = [name for word, names in NEEDED.items() if word in words for name in names]
     return [name for name in packages if importlib.util.find_spec(name) is None]
-
-
-def test_ci_runs_lines_of_the_pages():
-    assert {line(case) for case in CASES.values()} >= QUICK
 
 
 class User:
@@ -118,25 +94,26 @@ class User:
         return done[0][1]
 
 
-@pytest.fixture(scope="module")
-def template(environment, tmp_path_factory):
-    """NAME -> a finished run, suite or search, made once."""
-    user, made = User(tmp_path_factory.mktemp("templates") / "user", environment), {}
-    commands = {
-        "run": ("train", ["--config", "configs/quickstart.py", "--sessions", "2", *SMALL["train"], *TINY]),
-        "suite": ("suite", ["--games", "Breakout", "Qbert", "--sessions", "2", *SHORT, *WHOLE_GAMES]),
-        "search": ("search", ["--config", "configs/search_qbert.py", *SMALL["search"]]),
-    }  # fmt: skip
+TEMPLATES = {
+    "run": ("train", ["--config", "configs/quickstart.py", "--sessions", "2", *SMALL["train"], *TINY]),
+    "suite": ("suite", ["--games", "Breakout", "Qbert", "--sessions", "2", *SHORT, *WHOLE_GAMES]),
+    "search": ("search", ["--config", "configs/search_qbert.py", *SMALL["search"]]),
+}  # fmt: skip
+"""Name -> the command that makes it."""
 
-    def make(name):
-        if name not in made:
-            module, words = commands[name]
-            check(module, user, words, user.succeeds(module, [*words, "--output-dir", name]))
-            (made[name],) = (user.folder / name).iterdir()
-        return made[name]
 
-    yield make
-    shutil.rmtree(user.folder)
+class Templates:
+    """Finished runs, suites and searches, each made once."""
+
+    def __init__(self, folder, environment):
+        self.user, self.made = User(folder / "user", environment), {}
+
+    def path(self, name) -> Path:
+        if name not in self.made:
+            module, words = TEMPLATES[name]
+            check(module, self.user, words, self.user.succeeds(module, [*words, "--output-dir", name]))
+            (self.made[name],) = (self.user.folder / name).iterdir()
+        return self.made[name]
 
 
 def directories(case):
@@ -147,36 +124,6 @@ def directories(case):
     if case.module == "hub":
         return positional[1:2] if positional[0] in ("push", "pack") else []
     return positional if case.module in ("evaluate", "plots", "report", "verify") else []
-
-
-@pytest.fixture
-def prepare(environment, template, tmp_path):
-    """A user whose folder has what a command needs; nothing of it remains."""
-    user = User(tmp_path / "user", environment)
-
-    def make(case):
-        user.environment |= dict(variable.split("=", 1) for variable in case.variables)
-        if "--devices.gpu" in case.words or "cpu,gpu" in case.words:
-            user.environment |= simulated(2)
-        for word in directories(case):
-            kind = next((kind for kind in ("suite", "search") if kind in word.lower()), "run")
-            path = user.folder / (word if kind != "suite" else "/".join(word.split("/")[:2]))
-            shutil.copytree(template(kind), path, dirs_exist_ok=True)
-        return user
-
-    yield make
-    shutil.rmtree(user.folder)
-
-
-@pytest.fixture
-def hub(template):
-    """A stand-in for the Hub that has a run as user/breakout."""
-    with hub_server.serve() as server:
-        path = template("run")
-        server.repos["user/breakout"] = {
-            str(file.relative_to(path)): file.read_bytes() for file in path.glob("**/*") if file.is_file()
-        }
-        yield server
 
 
 def small(case):
@@ -242,31 +189,36 @@ def pattern(message):
     return message
 
 
-@pytest.mark.timeout(1_800)
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=name, marks=MARKS[line(case) in QUICK]) for case, name in ONCE.items()],
-)  # fmt: skip
-def test_the_command_runs(case, prepare, request):
+def run_case(case, folder, environment, templates):
+    """Runs a command of a page. A command with an error on its page has to end in that error."""
     if names := missing(case):
         pytest.skip(f"{' and '.join(names)} not installed")
-    user = prepare(case)
-    if case.module == "hub":
-        server = request.getfixturevalue("hub")
-        user.environment |= {"HF_ENDPOINT": server.url, "HF_TOKEN": hub_server.TOKEN}
+    user = User(folder / "user", environment | dict(variable.split("=", 1) for variable in case.variables))
+    if "--devices.gpu" in case.words or "cpu,gpu" in case.words:
+        user.environment |= simulated(2)
+    for word in directories(case):
+        kind = next((kind for kind in ("suite", "search") if kind in word.lower()), "run")
+        path = user.folder / (word if kind != "suite" else "/".join(word.split("/")[:2]))
+        shutil.copytree(templates.path(kind), path, dirs_exist_ok=True)
     words = small(case)
     if "--retrain" in words:
         first = min(int(path.name) for path in user.folder.glob("**/session_0/checkpoints/*"))
         words[words.index("--retrain") + 1] = str(first)
-    if not case.error:
-        check(case.module, user, words, user.succeeds(case.module, words))
-        return
-    if "no Hugging Face token" in case.error:
-        del user.environment["HF_TOKEN"]
-    if "cannot be reached" in case.error:
-        user.environment["HF_ENDPOINT"] = f"http://{free_address()}"
-    if "exists already" in case.error:
-        (user.folder / words[-1] / "session_0").mkdir(parents=True)
-    ((status, output, errors),) = user.run(case.module, words)
+    with hub_server.serve() as server:
+        if case.module == "hub":
+            run = templates.path("run")
+            files = [file for file in run.glob("**/*") if file.is_file()]
+            server.repos["user/breakout"] = {str(file.relative_to(run)): file.read_bytes() for file in files}
+            user.environment |= {"HF_ENDPOINT": server.url, "HF_TOKEN": hub_server.TOKEN}
+        if not case.error:
+            check(case.module, user, words, user.succeeds(case.module, words))
+            return
+        if "no Hugging Face token" in case.error:
+            del user.environment["HF_TOKEN"]
+        if "cannot be reached" in case.error:
+            user.environment["HF_ENDPOINT"] = f"http://{free_address()}"
+        if "exists already" in case.error:
+            (user.folder / words[-1] / "session_0").mkdir(parents=True)
+        ((status, output, errors),) = user.run(case.module, words)
     assert status == 2, output + errors
     assert pattern(one_error_line(output + errors)) == pattern(case.error)

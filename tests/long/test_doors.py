@@ -1,7 +1,6 @@
 """An environment of the user's own, from the first command to the video; and what a stored run may not do."""
 
 import json
-import re
 import shutil
 import sys
 
@@ -74,7 +73,6 @@ def get_config():
         log=LogConfig(every_env_steps=64, checkpoint_every_env_steps=128, tensorboard=False),
     )
 """
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -130,31 +128,20 @@ def run_dir(trained, tmp_path):
 
 
 def test_a_run_of_ones_own_environment(trained):
-    run_dir, said = trained
-    assert "LampOfTheTest-v0: 2 actions, images of 32 x 32 pixels" in said
-    assert "note: new games at each resume, and no log of actions for `verify`" in said
-    assert (
-        "not compared: no reference, random or human score is of this protocol (gymnasium, image_key=picture"
-        in said
-    )
+    run_dir, _ = trained
     described = json.loads((run_dir / "config.json").read_text())
     assert described["game"] == "LampOfTheTest-v0"
     assert described["protocol"] == 'gymnasium, image_key=picture, options={"brightness": 99}'
-    assert described["resume_note"].startswith("new games at each resume")
     assert not list(run_dir.glob("session_*/actions/*"))
     trial = json.loads((run_dir / "trial.json").read_text())
     assert trial["references"] == []
     assert 0 <= trial["score"] <= 3
-    assert (run_dir / "report.html").is_file(), said
-    page = (run_dir / "report.html").read_text()
-    assert "new games at each resume" in page
-    assert "LampOfTheTest-v0" in page
+    assert "LampOfTheTest-v0" in (run_dir / "report.html").read_text()
 
 
 def test_it_is_evaluated_and_filmed(run_dir, capsys):
     words = ["run", "--gpu", "false", "--episodes", "4", "--num-envs", "2", "--video", "--import"]
-    said = command(capsys, "evaluate", *words, "lamp_of_the_test.py")
-    assert "0 of 4 games cut off at the environment's time limit" in said
+    command(capsys, "evaluate", *words, "lamp_of_the_test.py")
     (path,) = run_dir.glob("session_*/evaluation_*.json")
     figures = json.loads(path.read_text())
     assert figures["lengths"] == [3] * 4
@@ -182,14 +169,9 @@ def test_it_is_resumed(run_dir, capsys):
 def test_a_stored_run_is_not_played_without_it(run_dir, capsys, module, words):
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     error = command(capsys, module, *words, status=2)
-    assert re.search(r"env.game = 'LampOfTheTest-v0': no such environment is registered .*--import names", error)
+    assert "env.game = 'LampOfTheTest-v0': no such environment is registered" in error
     after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
     assert after == before
-
-
-def test_verify_says_why_it_cannot(run_dir, capsys):
-    error = command(capsys, "verify", "run", status=2)
-    assert error.endswith("run: has no log of actions; the back end gymnasium records no games")
 
 
 @pytest.mark.parametrize("module", ["evaluate", "report", "plots", "verify", "train"])
@@ -197,10 +179,9 @@ def test_a_stored_run_never_chooses_what_is_imported(run_dir, tmp_path, capsys, 
     """Its id names a module that lies on the path."""
     (tmp_path / "evil_module_of_the_test.py").write_text("open('it_ran', 'w').close()\n")
     sys.path.insert(0, str(tmp_path))
-    for path in [run_dir / "config.json"]:
-        described = json.loads(path.read_text())
-        described["config"]["env"]["game"] = "evil_module_of_the_test:LampOfTheTest-v0"
-        write_json(path, described)
+    described = json.loads((run_dir / "config.json").read_text())
+    described["config"]["env"]["game"] = "evil_module_of_the_test:LampOfTheTest-v0"
+    write_json(run_dir / "config.json", described)
     words = ["--resume", "run", "--total-env-steps", "384"] if module == "train" else ["run"]
     with pytest.raises(SystemExit) as ended:
         run_here(module, words)
@@ -214,9 +195,7 @@ def test_on_the_command_line_an_id_may_name_its_module(tmp_path, capsys):
     words = ["--env.backend", "gymnasium", "--devices.gpu", "false", "--output-dir", "data"]
     sys.path.insert(0, str(tmp_path))
     error = command(capsys, "train", "--env.game", "lamp_of_the_test:LampOfTheTest-v0", *words, status=2)
-    assert "env.image_key = None: expected the key of an image; LampOfTheTest-v0 has: picture [32, 32, 3]" in error
+    assert "env.image_key = None" in error  # only the imported environment can say so
     error = command(capsys, "train", "--env.game", "nowhere_of_the_test:Lamp-v0", *words, status=2)
     assert "nowhere_of_the_test: ModuleNotFoundError" in error
-    error = command(capsys, "suite", "--games", "Pong", *words[:2], status=2)
-    assert "env.backend = 'gymnasium': expected ale or envpool in a suite" in error
     assert not (tmp_path / "data").exists()

@@ -1,0 +1,60 @@
+"""Commands as processes: their exit status, whatever becomes of their output."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from user_commands import ROOT
+
+
+def shell(script, *arguments, **variables):
+    """Runs a line of a shell, in which "$0" is Python, in a user's environment."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), **variables}
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", script, sys.executable, *arguments],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "redirect", "status", "printed"),
+    [
+        ('raise UserError("no such file")', "2>/dev/full", 2, ""),
+        ("os.kill(os.getpid(), 15)", "2>/dev/full", 130, ""),
+        ('say("a line"); say("another")', ">/dev/full", 0, ""),
+        ('say("±")', "", 0, "?\n"),
+        ('[say("a line") for _ in range(10_000)]', "| true", 0, ""),
+    ],
+)
+def test_the_exit_status_does_not_depend_on_the_output(body, redirect, status, printed):
+    code = (
+        f"import os; from jaxrl_atari import cli; from jaxrl_atari.errors import UserError\n"
+        f"from jaxrl_atari.output import say\n"
+        f"def main():\n    {body}\ncli.run(main)"
+    )
+    ended = shell(f'"$0" -c "$1" {redirect}', code, PYTHONIOENCODING="ascii")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, printed, "")
+
+
+def test_a_missing_device_is_refused_before_anything_is_written(tmp_path):
+    """In an environment that conftest.py did not prepare: JAX has one CPU device."""
+    folder, variables = tmp_path / "data", {"XLA_FLAGS": "", "CUDA_VISIBLE_DEVICES": "-1"}
+    line = '"$0" -m jaxrl_atari.train --output-dir "$1" --devices.data-parallel 2'
+    ended = shell(line, str(folder), **variables)
+    assert (ended.returncode, folder.exists()) == (2, False)
+    assert ended.stderr.startswith("error: devices.data_parallel = 2: ")
+
+
+def test_search_without_its_extra_is_one_line():
+    code = (
+        "import runpy, sys; sys.modules['optuna'] = None; "
+        "runpy.run_module('jaxrl_atari.search', run_name='__main__')"
+    )
+    ended = shell('"$0" -c "$1"', code)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert re.fullmatch(r"error: .*pip install 'jaxrl_atari\[search\]'\n", ended.stderr)
