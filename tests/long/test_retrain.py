@@ -1,0 +1,194 @@
+"""`verify --retrain`: what it refuses, and whom it does not accuse. tests/run/test_verify.py has what it finds."""
+
+import contextlib
+import importlib.metadata
+import shutil
+import sys
+from types import SimpleNamespace
+
+import pytest
+from small_training import TINY, change, edit_meta, stop_before
+from tampering import change_a_weight, edit_digests
+
+from jaxrl_atari import provenance
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.digests import read_digests
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.session import run_session
+from jaxrl_atari.verify.__main__ import main as verify
+
+CONFIG = change(TINY, devices={"check": False})
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A session that was stopped between two checkpoints: digests of five checkpoints, of which two are kept."""
+    run_dir = tmp_path_factory.mktemp("run") / "tiny"
+    for rollout in (4, 100):
+        with contextlib.suppress(KeyboardInterrupt):
+            run_session(CONFIG, run_dir / "session_0", resume=True, stop_requested=stop_before(rollout))
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict()})
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(stopped, tmp_path):
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+@pytest.fixture
+def start(run_dir):
+    """The env steps of the oldest checkpoint."""
+    return Checkpoints(run_dir / "session_0").env_steps()[0]
+
+
+def retrain(run_dir, step):
+    verify([str(run_dir), "--retrain", str(step)])
+
+
+def refused(run_dir, start, words):
+    with pytest.raises(UserError, match=words) as error:
+        retrain(run_dir, start)
+    assert error.value.exit_status == 2
+
+
+def test_every_checkpoint_leaves_its_digests(run_dir):
+    checkpoints = Checkpoints(run_dir / "session_0")
+    written = read_digests(run_dir / "session_0")
+    steps = [each.env_steps for each in written]
+    assert steps == sorted(set(steps))
+    assert len(steps) > len(checkpoints.env_steps()) >= 2
+    for each in written:
+        if each.env_steps in checkpoints.env_steps():
+            meta = checkpoints.read_meta(each.env_steps)
+            own = {f"arrays/{path}": digest for path, digest in meta["checksums"].items()}
+            assert own.items() <= each.digests.items()
+            assert [path for path in each.digests if path.startswith("games/")]
+
+
+@pytest.mark.parametrize("games_are_lost", [False, True])
+def test_a_session_that_trains_nothing_leaves_the_digests_to_the_one_that_trained(games_are_lost, run_dir, capsys):
+    """It is resumed for its last evaluation, say, with other software than it was trained with."""
+    session_dir = run_dir / "session_0"
+    edit_digests(session_dir, lambda line: line["environment"].update(threads=99))
+    before = (session_dir / "digests.jsonl").read_bytes()
+    *_, start, last = Checkpoints(session_dir).env_steps()
+    meta = Checkpoints(session_dir).read_meta(last)
+    if games_are_lost:  # new ones are started
+        edit_meta(session_dir, last, items={})
+    run_session(CONFIG, session_dir, resume=True)
+    assert ("new games are started" in capsys.readouterr().out) == games_are_lost
+    assert (session_dir / "digests.jsonl").read_bytes() == before
+    assert Checkpoints(session_dir).read_meta(last)["checksums"] == meta["checksums"]
+    refused(run_dir, start, r"threads 99 -> ")
+
+
+def test_every_session_is_trained_again_although_one_differs(run_dir, capsys):
+    shutil.copytree(run_dir / "session_0", run_dir / "session_1")
+    start = change_a_weight(run_dir / "session_0", CONFIG)
+    edit_digests(run_dir / "session_1", lambda line: line["environment"].update(threads=99))
+    with pytest.raises(UserError) as error:
+        retrain(run_dir, start)
+    assert "session_0" in str(error.value)
+    assert "arrays differ from those written" in str(error.value)
+    assert "session_1" in str(error.value)
+    assert "threads 99 -> " in str(error.value)
+
+
+def test_other_bits_from_other_code_are_no_accusation(run_dir):
+    edit_digests(run_dir / "session_0", lambda line: line["environment"].update(git_revision="0123456789ab"))
+    start = change_a_weight(run_dir / "session_0", CONFIG)
+    refused(run_dir, start, "that proves nothing, because the code was 0123456789ab and is ")
+
+
+@pytest.mark.parametrize("kept", ["edited\n", "import idea_helper\n"])
+def test_other_bits_from_code_of_the_user_are_no_accusation(kept, run_dir, tmp_path, monkeypatch):
+    """The copy of the user's file differs, or the file imports another one, of which the run keeps no copy."""
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    idea = tmp_path / "an_idea_of_the_test.py"
+    (tmp_path / "idea_helper.py").touch()
+    idea.write_text("import idea_helper\n")
+    (run_dir / "code").mkdir()
+    (run_dir / "code" / idea.name).write_text(kept)
+    start = change_a_weight(run_dir / "session_0", CONFIG)
+    try:
+        with pytest.raises(UserError, match="that proves nothing, because ") as error:
+            verify([str(run_dir), "--retrain", str(start), "--import", str(idea)])
+    finally:
+        for name in ("idea_helper", idea.stem):
+            sys.modules.pop(name, None)
+    assert error.value.exit_status == 2
+
+
+def test_a_resume_that_changed_what_decides_no_bits(run_dir, start, capsys):
+    """Log, evaluations, name, number of sessions, threads of the emulators; another discount decides bits."""
+    session_dir = run_dir / "session_0"
+
+    def resumed(line):
+        line["config"].update(name="other", sessions=4, output_dir="elsewhere")
+        line["config"]["log"].update(wandb=True, every_env_steps=64)
+        line["config"]["evaluation"].update(every_env_steps=64)
+        line["config"]["env"].update(num_threads=2)
+        line["config"]["devices"].update(evaluator="learner", memory_fraction=0.5, check=True)
+
+    edit_digests(session_dir, resumed)
+    retrain(run_dir, start)
+    assert " arrays are equal" in capsys.readouterr().out
+    edit_digests(session_dir, lambda line: line["config"]["ppo"].update(gamma=0.5))
+    refused(run_dir, start, r"the config was changed before the next checkpoint \(ppo\.gamma\)")
+
+
+def test_games_that_cannot_continue_here_are_refused(run_dir, start):
+    """The emulator of another version, say, gives another frame than that of the checkpoint."""
+    item = run_dir / "session_0" / "checkpoints" / str(start) / "games"
+    shutil.rmtree(item)
+    item.mkdir()
+    refused(run_dir, start, "its games cannot continue here")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("versions", {"jax": "0.1"}, r"versions\.jax 0\.1 -> "),
+        ("learns_on", ["NVIDIA H200"], r"learns_on"),
+    ],
+)
+def test_another_machine_is_refused_with_its_reason(field, value, words, run_dir, start):
+    edit_digests(run_dir / "session_0", lambda line: line["environment"].update({field: value}))
+    refused(run_dir, start, words)
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu"])
+def test_the_libraries_of_a_gpu_are_recorded_where_it_computes(platform, monkeypatch):
+    names = ("numpy", "nvidia-ml-py", "nvidia-cudnn-cu12", None)  # a broken package has no name
+    installed = [SimpleNamespace(name=name, version="9.1") for name in names]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
+    device = SimpleNamespace(platform=platform, device_kind="some device")
+    placement = SimpleNamespace(learner=[device], actors=[device])
+    found = provenance.find_provenance(CONFIG.devices, CONFIG.ppo, placement, "float32")
+    expected = {"driver": None, "nvidia-cudnn-cu12": "9.1"} if platform == "gpu" else {}
+    assert found["gpu_software"] == expected
+
+
+def test_what_cannot_be_trained_again(run_dir):
+    session_dir = run_dir / "session_0"
+    steps = Checkpoints(session_dir).env_steps()
+    refused(run_dir, steps[-1], "no later checkpoint was written")
+    refused(run_dir, 7, r"--retrain 7: there is no checkpoint at this env step; kept are: session_0: ")
+    with pytest.raises(UserError, match=r"has no session 5$"):
+        verify([str(run_dir), "--retrain", str(steps[0]), "--session", "5"])
+    with pytest.raises(UserError, match=r"--sample = 2: expected nothing with --retrain"):
+        verify([str(run_dir), "--retrain", str(steps[0]), "--sample", "2"])
+    config = change(CONFIG, devices={"distributed": True}).to_dict()
+    edit_meta(session_dir, steps[0], config=config)
+    digests = (session_dir / "digests.jsonl").read_bytes()
+    edit_digests(session_dir, lambda line: line.update(config=config))
+    refused(run_dir, steps[0], r"cannot continue \(games are not recorded with devices\.distributed")
+    (session_dir / "digests.jsonl").write_bytes(digests)
+    edit_meta(session_dir, steps[0], config=CONFIG.to_dict(), items={})
+    refused(run_dir, steps[0], "its games cannot continue")
+    (session_dir / "digests.jsonl").unlink()
+    refused(run_dir, steps[0], r"has no digests\.jsonl")

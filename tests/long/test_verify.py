@@ -1,0 +1,220 @@
+"""`verify` on a session that was stopped twice, and on logs and tables that were changed."""
+
+import contextlib
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from small_training import TINY, change, edit_meta, latest_meta, stop_before
+from tampering import another_action, edit_row, edit_segment, segment_paths, verify_status
+
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.runs.actions import cut_segments, read_actions, segments
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.session import run_session
+from jaxrl_atari.trials.trial import run_training
+from jaxrl_atari.verify import recompute
+from jaxrl_atari.verify.__main__ import main as verify
+
+CONFIG = change(TINY, total_env_steps=1_024, env={"max_frames": 200, "anchor_steps": 60})
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("run")
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict()})
+    for rollout in (5, 6, 100):
+        with contextlib.suppress(KeyboardInterrupt):
+            run_session(CONFIG, run_dir / "session_0", resume=True, stop_requested=stop_before(rollout))
+    return run_dir
+
+
+@pytest.fixture
+def run_dir(stopped, tmp_path):
+    return shutil.copytree(stopped, tmp_path / "run")
+
+
+def test_a_session_that_was_stopped_twice(run_dir, capsys):
+    code, line = verify_status(capsys, run_dir)
+    verified = json.loads((run_dir / "session_0" / "verified.json").read_text())
+    rows, games = verified["rows"], verified["games"]
+    assert code == 0
+    assert rows > 10
+    assert games > 10
+    assert line == f"session_0  verified: {rows} of {rows} rows and {games} games are equal"
+    assert verify_status(capsys, run_dir, "--session", "1")[0] == 2
+
+
+def test_a_part_of_the_games(run_dir, capsys):
+    for part in (["--sample", 2], ["--from", 100, "--to", 200]):
+        code, line = verify_status(capsys, run_dir, *part)
+        assert code == 0
+        assert re.search(r" \d+ of \d+ pieces of games, in which \d+ games? ended, are equal$", line)
+    assert not (run_dir / "session_0" / "verified.json").exists()
+    code, line = verify_status(capsys, run_dir, "--from", 10**6)
+    assert code == 2
+    assert line.startswith("error: --from 1000000: no piece of a game lies there")
+
+
+def test_a_result_that_cannot_be_saved_is_shown_all_the_same(run_dir, capsys):
+    (run_dir / "session_0" / "verified.json" / "in the way").mkdir(parents=True)
+    code, line = verify_status(capsys, run_dir)
+    assert code == 0
+    assert line.startswith("session_0  the result is not saved: ")
+
+
+def without_games(path):
+    arrays = dict(np.load(path))
+    del arrays["games"]
+    np.savez(path, **arrays)
+
+
+def better(games):
+    games[0, 2] += 1
+    return games
+
+
+def wider(path):
+    """The name of a segment with one more step."""
+    first, last = map(int, path.stem.split("_"))
+    return path.with_name(f"{first:010}_{last + 1:010}.npz")
+
+
+SEGMENT = 5  # in its middle games go on, and one ends in it
+
+
+@pytest.mark.parametrize(
+    ("tamper", "found"),
+    [
+        (
+            lambda parts, table: edit_segment(parts[SEGMENT], actions=another_action),
+            "differs from that of the log",
+        ),
+        (lambda parts, table: edit_segment(parts[SEGMENT], actions=lambda a: a + 9), "cannot be played"),
+        (lambda parts, table: edit_segment(parts[SEGMENT], games=better), "return_mean is "),
+        (
+            lambda parts, table: edit_segment(parts[SEGMENT], games=lambda games: np.repeat(games, 2, 0)),
+            "where no update ended",
+        ),
+        (lambda parts, table: edit_segment(parts[0], anchors=lambda a: a[:-1]), " games, the actions give "),
+        (
+            lambda parts, table: edit_segment(parts[0], anchors=lambda a: a + np.array([0, 9, 0])),
+            "an anchor has a ",
+        ),
+        (lambda parts, table: without_games(parts[SEGMENT]), "damaged (KeyError: "),
+        (lambda parts, table: edit_segment(parts[SEGMENT], games=lambda games: games[:, :2]), "have other shapes"),
+        (lambda parts, table: parts[SEGMENT].unlink(), " before it is missing"),
+        (lambda parts, table: shutil.copy(parts[SEGMENT], wider(parts[SEGMENT])), "move away the one that is not"),
+        (lambda parts, table: parts[-1].unlink(), "the log of actions ends at"),
+        (lambda parts, table: parts[SEGMENT].write_bytes(parts[SEGMENT].read_bytes()[:-99]), "damaged ("),
+        (lambda parts, table: edit_row(table, "return_mean", "99.5"), "return_mean is 99.5, the games give"),
+        (lambda parts, table: edit_row(table, "env_steps", "999"), "999 env steps: metrics.csv has a row"),
+        (lambda parts, table: edit_row(table, "return_mean", "99.5,"), "metrics.csv: 1 line is not understood"),
+        (lambda parts, table: table.unlink(), "metrics.csv: ends at 0 env steps, and had rows up to "),
+        (lambda parts, table: table.write_text(table.read_text()[:-9]), "metrics.csv: ends at "),
+    ],
+)
+def test_what_was_changed_is_found(tamper, found, run_dir, capsys):
+    session_dir = run_dir / "session_0"
+    (session_dir / "verified.json").touch()
+    tamper(segment_paths(session_dir), session_dir / "metrics.csv")
+    code, line = verify_status(capsys, run_dir)
+    assert code == 1
+    assert found in line
+    assert not (session_dir / "verified.json").exists(), "it is not verified any more"
+
+
+def test_a_foreign_file_beside_the_segments_is_ignored(run_dir, capsys):
+    """Such as the copy that a program leaves that synchronises folders."""
+    session_dir = run_dir / "session_0"
+    *_, (first, last, path) = segments(session_dir)
+    for name in (f"{path.stem}_conflict", f"{path.stem} (copy)", f"{first}_{last}", "a_b"):
+        shutil.copy2(path, path.with_name(f"{name}.npz"))
+    assert verify_status(capsys, run_dir)[0] == 0
+    cut_segments(session_dir, first)
+    assert segments(session_dir)[-1][1] == first
+    assert path.with_name("a_b.npz").is_file()
+
+
+def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
+    """Every game has ended just before the resume: no auto-reset step follows."""
+    config = change(CONFIG, total_env_steps=256, env={"max_frames": 128})
+    write_json(tmp_path / "config.json", {"config": config.to_dict()})
+    session_dir = tmp_path / "session_0"
+    with pytest.raises(KeyboardInterrupt):
+        run_session(config, session_dir, stop_requested=stop_before(3))
+    meta = latest_meta(session_dir)
+    assert (meta["steps"], meta["statistics"]["lengths"]) == (32, [32] * 4)
+    edit_meta(session_dir, meta["env_steps"], items={})
+    run_session(change(config, ppo={"rollout_length": 8}), session_dir, resume=True)
+    assert verify_status(capsys, tmp_path)[0] == 0
+
+
+def test_a_log_that_was_off_for_a_part_is_no_accusation(run_dir, tmp_path, capsys):
+    """config.json says what each resume has changed. Other sessions are verified all the same."""
+    other = tmp_path / "other"
+    for part, is_on in enumerate((False, True), 1):
+        config = change(CONFIG, total_env_steps=part * 128, log={"actions": is_on}, sessions=1)
+        run_training(config, other)
+    shutil.copytree(run_dir / "session_0", other / "session_1")
+    with pytest.raises(UserError, match=r"session_0: .*log.actions was False") as error:
+        verify([str(other)])
+    assert error.value.exit_status == 2
+    assert "session_1  verified: " in capsys.readouterr().out
+
+
+def test_a_difference_with_another_emulator_is_no_accusation(run_dir, capsys):
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict(), "versions": {"ale-py": "0.1"}})
+    assert verify_status(capsys, run_dir)[0] == 0, "what is equal is verified all the same"
+    edit_segment(segment_paths(run_dir / "session_0")[SEGMENT], actions=another_action)
+    code, line = verify_status(capsys, run_dir)
+    assert code == 2
+    assert "proves nothing, because ale-py was 0.1 in training" in line
+
+
+@pytest.mark.parametrize(
+    ("package", "tamper", "status"),
+    [
+        ("ale-py", lambda session_dir: edit_row(session_dir / "metrics.csv", "return_mean", "99.5"), 1),
+        ("ale-py", lambda session_dir: segment_paths(session_dir)[-1].unlink(), 1),
+        ("jaxrl_atari", lambda session_dir: edit_row(session_dir / "metrics.csv", "return_mean", "99.5"), 2),
+    ],
+)
+def test_another_version_excuses_only_what_depends_on_it(package, tamper, status, run_dir, capsys):
+    """A row follows from the log, and a lost segment from the checkpoints."""
+    session_dir = run_dir / "session_0"
+    write_json(run_dir / "config.json", {"config": CONFIG.to_dict(), "versions": {package: "0.0.1"}})
+    tamper(session_dir)
+    assert verify_status(capsys, run_dir)[0] == status
+
+
+def test_a_session_that_trains_meanwhile_is_not_accused(run_dir, capsys, monkeypatch):
+    """It writes a row, and a checkpoint after `verify` has read the log of actions."""
+    session_dir = run_dir / "session_0"
+
+    def read_then_train_on(path):
+        log = read_actions(path)
+        newest = max(Checkpoints(path).env_steps())
+        shutil.copytree(path / "checkpoints" / str(newest), path / "checkpoints" / str(newest + 64))
+        return log
+
+    monkeypatch.setattr(recompute, "read_actions", read_then_train_on)
+    with (session_dir / "metrics.csv").open("a") as table:
+        table.write("9999,1")
+    assert verify_status(capsys, run_dir)[0] == 0
+    assert (session_dir / "verified.json").is_file()
+
+
+def test_a_session_without_a_log_of_actions(run_dir, capsys):
+    shutil.rmtree(run_dir / "session_0" / "actions")
+    code, line = verify_status(capsys, run_dir)
+    assert code == 2
+    assert "session_0: has no log of actions; `log.actions`" in line
+    config = change(CONFIG, devices={"distributed": True})
+    write_json(run_dir / "config.json", {"config": config.to_dict()})
+    code, line = verify_status(capsys, run_dir)
+    assert code == 2
+    assert "games are not recorded with devices.distributed" in line

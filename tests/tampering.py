@@ -1,0 +1,73 @@
+"""Changes to what a run has recorded, and the command `verify`, which is to find them."""
+
+import json
+import shutil
+import threading
+
+import numpy as np
+import pytest
+from small_training import abstract_arrays
+
+from jaxrl_atari import cli
+from jaxrl_atari.runs.actions import segments
+from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.verify.__main__ import main as verify
+
+
+def verify_status(capsys, *arguments):
+    """The exit status of the command, and its last line."""
+    threads = set(threading.enumerate())
+    with pytest.raises(SystemExit) as end:
+        cli.run(lambda: verify(list(map(str, arguments))))
+    for thread in set(threading.enumerate()) - threads:
+        thread.join(timeout=10)  # one that still draws would wait for itself if it were collected there
+        assert not thread.is_alive(), thread
+    output = capsys.readouterr()
+    return end.value.code, (output.err or output.out).splitlines()[-1]
+
+
+def segment_paths(session_dir):
+    return [path for *_, path in segments(session_dir)]
+
+
+def edit_segment(path, **changes):
+    """Replaces arrays of a segment of the log of actions by functions of them."""
+    arrays = dict(np.load(path))
+    np.savez(path, **arrays | {name: new(arrays[name].copy()) for name, new in changes.items()})
+
+
+def another_action(actions):
+    actions[len(actions) // 2] = (actions[len(actions) // 2] + 2) % 4
+    return actions
+
+
+def edit_row(path, column, text):
+    """Changes a cell of the third last row of metrics.csv."""
+    header, *rows = [line.split(",") for line in path.read_text().splitlines()]
+    rows[-3][header.index(column)] = text
+    path.write_text("\n".join(map(",".join, [header, *rows])) + "\n")
+
+
+def edit_digests(session_dir, edit):
+    path = session_dir / "digests.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        edit(line)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def change_a_weight(session_dir, config):
+    """Changes a weight of the oldest checkpoint, which stays sound in itself. Returns its env steps."""
+    checkpoints = Checkpoints(session_dir)
+    start = checkpoints.env_steps()[0]
+    meta = checkpoints.read_meta(start)
+    arrays = checkpoints.restore(start, abstract_arrays(config, meta["num_actions"]))
+    kernel = np.array(arrays["train_state"].params["dense"]["kernel"])
+    kernel[100, 100] += 1e-3
+    params = {**arrays["train_state"].params, "dense": {**arrays["train_state"].params["dense"], "kernel": kernel}}
+    arrays["train_state"] = arrays["train_state"].replace(params=params)
+    games = checkpoints.restore(start, item="games")
+    shutil.rmtree(checkpoints.directory / str(start))
+    checkpoints.save(start, {"arrays": arrays, "games": games}, meta, meta["score"])
+    assert checkpoints.read_meta(start)["checksums"] != meta["checksums"]
+    return start
