@@ -350,8 +350,8 @@ class TrialConfig:
 class LogConfig:
     """Log points, checkpoints and log back ends."""
 
-    every_env_steps: Annotated[int, Limits(1, 10**12)] = 10_000
-    """Env steps between two log points."""
+    every_env_steps: Annotated[int | None, Limits(1, 10**12)] = None
+    """Env steps between two log points. None: a hundredth of the budget, at most 10,000."""
     checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
     """Env steps between two checkpoints (the end of training writes one more)."""
     graphs: bool = True
@@ -539,6 +539,11 @@ class Config:
         chosen = self.ppo.gae_lambda
         game = self.env.atari_game or self.env.game_name
         return default_gae_lambda(game, self.env.protocol_name) if chosen is None else chosen
+
+    @property
+    def log_interval(self) -> int:
+        """Env steps between two log points."""
+        return self.log.every_env_steps or min(max(self.total_env_steps // 100, 1), 10_000)
 
     def is_spent(self, env_steps: float) -> bool:
         """True once `env_steps` is closer to the budget than the end of another rollout would be."""

@@ -32,7 +32,7 @@ from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import open_logs
-from jaxrl_atari.runs.progress import Progress, due, evaluation_due
+from jaxrl_atari.runs.progress import Progress, due, evaluation_due, return_ma_window
 from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.tracking import require_wandb
@@ -353,7 +353,7 @@ def open_session(
         # What it continues from.
         checkpoints = Checkpoints(session_dir, say)
         resumed = checkpoints.resume() if resume else None
-        progress = Progress(resumed.meta if resumed else {})
+        progress = Progress(resumed.meta if resumed else {}, return_ma_window(config.total_env_steps))
         arrays = None
         if resumed is not None:
             network = network_for(resumed.meta["num_actions"], *placement.device_classes)
@@ -405,7 +405,7 @@ def open_session(
             )
         log = SessionLog(
             outputs,
-            config.log.every_env_steps,
+            config.log_interval,
             progress,
             unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
             optimizer_steps=int(arrays.train_state.optimizer_steps),

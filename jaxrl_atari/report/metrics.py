@@ -5,9 +5,8 @@ i = 1..N. The columns that the metrics need:
 
 - `return_mean`, R_i: mean raw return of the last 100 finished full games (all lives). It is NaN until the first
   game ends; metrics leave such log points out.
-- `return_ma`: mean of R over the last 1M env steps, or over the time since its first value while that is shorter.
-  Scores are quoted as `return_ma`. In a run whose config.json lacks `return_ma_env_steps`, it is the mean of the
-  last 100 R_i.
+- `return_ma`: mean of R over the last tenth of the budget, at most over the last 1M env steps, or since its first
+  value if that is less. Scores are quoted as `return_ma`.
 - `env_steps`: agent decisions so far, of 4 emulator frames each. `optimizer_steps`: gradient steps so far.
 
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
@@ -27,6 +26,7 @@ from jaxrl_atari.runs.reading import Table
 
 SESSION_METRICS = {
     "final_return_ma": "score",
+    "final_return_mean": "final return_mean",
     "max_return_ma": "max return_ma",
     "strength": "strength",
     "max_strength": "max strength",
@@ -140,7 +140,11 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
         if name in table and np.isfinite(table[name]).any():
             metrics[name] = reduce(table[name][np.isfinite(table[name])])
     if returns.size:
-        metrics |= {"final_return_ma": return_ma[-1], "max_return_ma": return_ma.max()}
+        metrics |= {
+            "final_return_ma": return_ma[-1],
+            "final_return_mean": returns[-1],
+            "max_return_ma": return_ma.max(),
+        }
     strengths = returns - random_score(game)
     has_acted = env_steps > 0
     has_learned = optimizer_steps > 0

@@ -36,6 +36,7 @@ GAME_COLUMNS = {
     "score_std": "± std",
     "score_low": "95% from",
     "score_high": "to",
+    "return_mean": "return_mean",
     "reference_score": "reference",
     "reference_normalised_score": "ratio",
     "human_normalised_score": "human-normalised",
@@ -131,6 +132,7 @@ class GameRow(NamedTuple):
     score_std: float | None = None
     score_low: float | None = None
     score_high: float | None = None
+    return_mean: float | None = None  # at the end, mean over the sessions that count
     reference_score: float | None = None
     reference_normalised_score: float | None = None
     human_normalised_score: float | None = None
@@ -162,6 +164,7 @@ def game_row(suite: Suite, game: str, failure: str) -> GameRow:
         score_std=summary["score_std"],
         score_low=low,
         score_high=high,
+        return_mean=summary["mean"]["final_return_mean"],
         reference_normalised_score=summary["reference_normalised_score"],
         human_normalised_score=summary["human_normalised_score"],
         hours=summary["mean"]["wall_hours"],

@@ -29,6 +29,7 @@ from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
+from jaxrl_atari.runs.progress import return_ma_window
 from jaxrl_atari.runs.reading import EarlyEnd, Table, read_early_end, read_sessions
 from jaxrl_atari.runs.verification import read_verification
 
@@ -55,9 +56,8 @@ class Run:
 
     @property
     def return_ma_definition(self) -> str:
-        """The definition of the run's `return_ma`. Versions up to 9cb0119 took the mean over log points."""
-        by_env_steps = self.description.get("return_ma_env_steps")
-        return "mean over the last 1M env steps" if by_env_steps else "mean of the last 100 log points"
+        """The definition of the run's `return_ma`."""
+        return f"mean over the last {return_ma_window(self.config.total_env_steps):,} env steps"
 
     def is_finished(self, session_dir: Path, config: Config | None = None) -> bool:
         """Whether a session has spent its budget, or was ended early by `stop` of `run_training`.
@@ -190,6 +190,7 @@ class TrialSummary(TypedDict):
     planned_sessions: int
     planned_env_steps: int
     complete: bool  # whether every session has finished
+    unfinished_games: str | None  # what is known of the games in progress, if no game has finished
     stopped: dict[str, dict[str, Any]]  # session that `stop` of `run_training` has ended -> `env_steps`, `reason`
     common_env_steps: float | None  # where the log points of all members are cut; None once a session has finished
     score: float | None  # mean of `session_scores`
@@ -203,6 +204,26 @@ class TrialSummary(TypedDict):
     std: dict[str, float | None]  # metric -> sample standard deviation over the members
     sessions: list[dict[str, Any]]  # of each member: `session`, `seed` and its metrics
     left_out: list[dict[str, str]]  # each other `session`, and the `reason` why it does not count
+
+
+def unfinished_games(run: Run) -> str:
+    """The games in progress of a run in which no game has finished, and how long a game may last."""
+    text = "no game has finished"
+    newest = [
+        (table["return_in_progress"][-1], table["length_in_progress"][-1])
+        for table in run.tables.values()
+        if "return_in_progress" in table
+    ]
+    if newest:
+        mean_return, length = np.mean(newest, axis=0)
+        text += f": the games in progress have a mean return of {mean_return:,.1f} after {length:,.0f} env steps"
+    env = run.config.env
+    if env.atari_game is not None:
+        text += (
+            f"; a game lasts up to {env.rules.max_frames // 4:,} env steps, and the budget gives each environment"
+            f" {run.config.total_env_steps // env.num_envs:,}"
+        )
+    return text
 
 
 def trial_summary(run: Run) -> TrialSummary:
@@ -238,6 +259,7 @@ def trial_summary(run: Run) -> TrialSummary:
         planned_sessions=config.sessions,
         planned_env_steps=config.total_env_steps,
         complete=run.is_complete(),
+        unfinished_games=unfinished_games(run) if score is None else None,
         stopped=run.stopped(),
         common_env_steps=members.common_env_steps,
         score=score,

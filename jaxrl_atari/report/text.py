@@ -12,6 +12,9 @@ from jaxrl_atari.report.metrics import SESSION_METRICS, TABLE_SCALES
 from jaxrl_atari.report.score_statistics import CONFIDENCE, score_interval
 from jaxrl_atari.report.summary import TrialSummary
 
+LONG_BUDGET = 10_000_000
+"""Below this budget in env steps, tables show the final `return_mean` beside the score."""
+
 
 def score_text(value: float | None) -> str:
     """A score as text, such as 14,482, 1.44 or 21; `-` for None."""
@@ -99,13 +102,15 @@ def reference_rows(summary: TrialSummary) -> list[list[str]]:
 
 
 def metric_rows(summary: TrialSummary) -> list[list[str]]:
-    """The table of the known metrics, the score first.
+    """The table of the known metrics, the score first, and below a budget of 10M env steps the final return_mean.
 
     The header is followed by rows with a title, mean and std over the sessions, and the value of each session.
     """
     columns = [summary["mean"], summary["std"], *summary["sessions"]]
     rows = [["", "mean", "std", *(session["session"].replace("_", " ") for session in summary["sessions"])]]
     for name, title in SESSION_METRICS.items():
+        if name == "final_return_mean" and summary["planned_env_steps"] >= LONG_BUDGET:
+            continue
         if summary["mean"][name] is not None:
             scale = TABLE_SCALES.get(name, 1)
             rows.append([title, *(score_text(column[name] and scale * column[name]) for column in columns)])
@@ -140,6 +145,7 @@ def summary_table(summary: TrialSummary) -> str:
     ]
     notes = [
         *ends,
+        summary["unfinished_games"],
         f"score: return_ma at the end, the {summary['return_ma']}",
         left_out_text(summary),
         interval_text(summary["session_scores"]),

@@ -32,7 +32,6 @@ from jaxrl_atari.runs.layout import (
     latest_env_steps,
     session_dirs,
 )
-from jaxrl_atari.runs.progress import RETURN_MA_ENV_STEPS
 
 PACKAGES = ("jaxrl_atari", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "ale-py", "envpool", "numpy")
 """Packages whose versions config.json has, where they are installed."""
@@ -168,7 +167,6 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.resolved_gae_lambda,
         "resume_note": config.resume_note,
-        "return_ma_env_steps": RETURN_MA_ENV_STEPS,
         **today,
     }
     if directory is None or not (directory / file).is_file():
@@ -177,7 +175,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     changed = changed_fields(before["config"], described["config"])
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     entry = {"date": date, **today, "changed": changed}
-    kept = {name: before.get(name) for name in (*today, "return_ma_env_steps")}
+    kept = {name: before.get(name) for name in today}
     return described | kept | {"resumed": [*_resumed(before), entry]}
 
 

@@ -7,8 +7,6 @@ commit that wrote the old form: `Checkpoints.read_meta`, `config_dicts.REMOVED_F
 
 from typing import Any
 
-from jaxrl_atari.runs.progress import POINT_ENV_STEPS
-
 
 def complete_meta(meta: dict[str, Any]) -> dict[str, Any]:
     """The meta of a session's checkpoint with the values that early checkpoints lack.
@@ -21,7 +19,7 @@ def complete_meta(meta: dict[str, Any]) -> dict[str, Any]:
     points = statistics["points"]
     if points and isinstance(points[0], float):
         back = range(len(points) - 1, -1, -1)
-        points = [(env_steps - POINT_ENV_STEPS * i, mean) for i, mean in zip(back, points, strict=True)]
+        points = [(env_steps - 10_000 * i, mean) for i, mean in zip(back, points, strict=True)]
     lacking = {
         "steps": meta["updates"] * meta["config"]["ppo"]["rollout_length"],
         "logged_env_steps": env_steps,

@@ -11,10 +11,21 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.envs.pool import FinishedGame
 
 RETURN_MA_ENV_STEPS = 1_000_000
-"""`return_ma` is a mean over so many env steps."""
+"""`return_ma` is a mean over at most so many env steps."""
 
-POINT_ENV_STEPS = 10_000
-"""Length of the intervals of env steps that give a point each to the integral of `return_ma`."""
+
+def return_ma_window(total_env_steps: int) -> int:
+    """The env steps over which `return_ma` is a mean: the last tenth of the budget, at most the last 1M."""
+    return min(max(total_env_steps // 10, 1), RETURN_MA_ENV_STEPS)
+
+
+def point_interval(env_steps: int) -> int:
+    """The intervals of env steps that give a point each to the integral of `return_ma`.
+
+    They are a hundredth to a thousandth of the env steps so far, at most 10,000: fine enough for the window of any
+    budget, and the same for all, so that a run can go on with another budget.
+    """
+    return min(max(10 ** (len(str(env_steps)) - 3), 1), 10_000)
 
 
 def due(interval: int, before: int, now: int) -> bool:
@@ -35,17 +46,21 @@ class EpisodeStatistics:
     """Returns of full games and their moving averages; `return_ma` is the figure that scores are quoted in.
 
     `return_mean` is the mean return of the last 100 finished games. `return_ma` is the mean of `return_mean` over
-    the last 1M env steps, or since the first finished game if that is less: an integral over env steps. The points
-    of the integral are the first end of an update in each interval of 10,000 env steps, and the newest end.
-    Between points, `return_mean` is taken as linear. So `return_ma` depends neither on how often metrics are
-    logged nor on the number of environments.
+    a window of env steps, or since the first finished game if that is less: an integral over env steps. The points
+    of the integral are the first end of an update in each `point_interval`, and the newest end. Between points,
+    `return_mean` is taken as linear. So `return_ma` depends neither on how often metrics are logged nor on the
+    number of environments.
+
+    Args:
+        window: env steps of the window, as of `return_ma_window`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = RETURN_MA_ENV_STEPS) -> None:
+        self.window = window
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=100)  # returns of the last 100 finished games
         self.lengths: deque[float] = deque(maxlen=100)
-        self.points: deque[tuple[int, float]] = deque()  # env steps and return_mean
+        self.points: deque[tuple[int, float]] = deque()  # env steps and return_mean, for the largest window
 
     def count(self, games: Iterable[FinishedGame], env_steps: int) -> None:
         """Counts an update: the games that ended in its rollout, and the env steps so far."""
@@ -55,8 +70,10 @@ class EpisodeStatistics:
             self.lengths.append(game.length)
         if not self.returns:
             return
-        if len(self.points) > 1 and self.points[-1][0] // POINT_ENV_STEPS == self.points[-2][0] // POINT_ENV_STEPS:
-            self.points.pop()  # a point stays only if it is the first of its interval
+        if len(self.points) > 1:
+            interval = point_interval(self.points[-1][0])
+            if self.points[-1][0] // interval == self.points[-2][0] // interval:
+                self.points.pop()  # a point stays only if it is the first of its interval
         self.points.append((env_steps, self.mean_return()))
         while len(self.points) > 1 and self.points[1][0] <= env_steps - RETURN_MA_ENV_STEPS:
             self.points.popleft()
@@ -70,7 +87,7 @@ class EpisodeStatistics:
         if not self.points:
             return math.nan
         steps, means = np.array(self.points, np.float64).T
-        start = max(steps[0], steps[-1] - RETURN_MA_ENV_STEPS)
+        start = max(steps[0], steps[-1] - self.window)
         if start == steps[-1]:
             return means[-1].item()
         inside = np.append(start, steps[steps > start])
@@ -107,9 +124,10 @@ class Progress:
 
     Args:
         meta: meta of the checkpoint that the session resumes from; empty for a new session.
+        window: env steps of the window of `return_ma`.
     """
 
-    def __init__(self, meta: dict[str, Any]):
+    def __init__(self, meta: dict[str, Any], window: int = RETURN_MA_ENV_STEPS):
         self.env_steps: int = meta.get("env_steps", 0)
         self.updates: int = meta.get("updates", 0)
         self.steps_per_env: int = meta.get("steps", 0)  # with auto-reset steps
@@ -117,7 +135,7 @@ class Progress:
         self.logged_env_steps: int = meta.get("logged_env_steps", 0)  # of the newest log point
         self.evaluated_env_steps: int = meta.get("evaluated_env_steps", 0)  # when the newest evaluation started
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)  # of training, before this start
-        self.statistics = EpisodeStatistics()
+        self.statistics = EpisodeStatistics(window)
         if meta:
             self.statistics.load(meta["statistics"])
 

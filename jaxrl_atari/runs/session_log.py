@@ -145,16 +145,21 @@ class SessionLog:
 
     def _news(self) -> dict[str, Any]:
         """What is known now: the newest log point, the games so far, and the newest metrics that were read."""
-        news = self.row | self._progress.statistics.to_row() | self._last_read
+        return self.row | self._progress.statistics.to_row() | self._games_in_progress() | self._last_read
+
+    def _games_in_progress(self) -> dict[str, float]:
+        """The games in progress: number, mean return and mean length; nothing once a game has finished."""
         if self._progress.statistics.episodes:
-            return news
+            return {}
         games = self._games_so_far()
-        if len(games):
-            mean_return, mean_length = games.mean(axis=0).tolist()
-            news["games_in_progress"] = len(games)
-            news["return_in_progress"] = mean_return
-            news["length_in_progress"] = mean_length
-        return news
+        if not len(games):
+            return {}
+        mean_return, mean_length = games.mean(axis=0).tolist()
+        return {
+            "games_in_progress": len(games),
+            "return_in_progress": mean_return,
+            "length_in_progress": mean_length,
+        }
 
     def read_newest(self) -> None:
         """Waits for the newest update and checks its metrics."""
@@ -193,6 +198,7 @@ class SessionLog:
             "wall_seconds": self.wall_seconds(),
             "unix_time": int(time.time()),
             **progress.statistics.to_row(),
+            **self._games_in_progress(),
             "learning_rate": learning_rate,
         }
         if taken := (counted.keys() | OPTIONAL_COLUMNS) & names.keys():

@@ -38,7 +38,7 @@ class StudyWriter(Writer):
         env_steps = int(row["env_steps"])
         score = known_values(row).get("return_ma")  # None before the first finished game
         is_last = self.config.is_spent(env_steps)
-        is_due = due(self.config.log.every_env_steps, self.newest, env_steps)
+        is_due = due(self.config.log_interval, self.newest, env_steps)
         self.newest = env_steps
         if self.pruned or not (is_due or is_last) or score is None:
             return

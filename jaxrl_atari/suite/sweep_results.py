@@ -18,8 +18,8 @@ from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.suite.vary import value_text
 
 TABLE_COLUMNS = (
-    "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "human_normalised_score", "hours",
-    "status",
+    "sessions", "env_steps", "score", "score_std", "score_low", "score_high", "return_mean",
+    "human_normalised_score", "hours", "status",
 )  # fmt: skip
 """Columns of the table of a sweep, after the game and the fields that vary: fields of `GameRow`."""
 

@@ -11,8 +11,9 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.output import counted
 from jaxrl_atari.runs.actions import missing_actions, read_actions
-from jaxrl_atari.runs.description import other_versions
+from jaxrl_atari.runs.description import field_values, other_versions
 from jaxrl_atari.runs.layout import latest_env_steps
+from jaxrl_atari.runs.progress import return_ma_window
 from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.verification import Verification
 from jaxrl_atari.verify.games import check_games, choose_pieces, pieces
@@ -70,9 +71,10 @@ def verify_session(
     log = read_actions(session_dir)
     all_pieces = pieces(log)
     chosen = choose_pieces(all_pieces, log, start=start, end=end, sample=sample)
-    expected = expected_rows(log)
-    env_steps = max(expected, default=0)
     run_dir = session_dir.parent
+    budgets = field_values(run_dir, "total_env_steps")
+    expected = expected_rows(log, [return_ma_window(budget) for budget in dict.fromkeys(budgets)])
+    env_steps = max(expected, default=0)
     with _excused_by(run_dir, "jaxrl_atari"):  # the rows follow from the log without an emulator
         rows, all_rows = check_rows(session_dir, expected, logged)
     if env_steps < saved:

@@ -1,6 +1,7 @@
 """The rows of metrics.csv, recomputed from the games of a log of actions."""
 
 import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,12 @@ from jaxrl_atari.runs.progress import EpisodeStatistics
 from jaxrl_atari.runs.tables import cell_number, not_understood, read_table
 
 
-def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
-    """Env steps at the end of each update -> the columns of metrics.csv that the games of a log give."""
+def expected_rows(log: ActionLog, windows: Iterable[int]) -> dict[int, list[dict[str, float]]]:
+    """Env steps at the end of each update -> the columns of metrics.csv that the games of a log give.
+
+    Args:
+        windows: those of `return_ma` under the budgets that the run has had; an update has a row for each.
+    """
     # The step after the end of a game is an auto-reset step, which does not count. There is none where a resume
     # started new games just then.
     anchors = set(map(tuple, log.anchors[:, :2].tolist()))
@@ -22,14 +27,18 @@ def expected_rows(log: ActionLog) -> dict[int, dict[str, float]]:
     env_steps = ends * log.actions.shape[1] - np.searchsorted(resets, ends)
     games_before = np.searchsorted(log.games[:, 0], ends).tolist()  # both are sorted by steps
     statistics = EpisodeStatistics()
-    rows = {}
+    rows: dict[int, list[dict[str, float]]] = {}
     for reached, (first, last) in zip(env_steps.tolist(), itertools.pairwise([0, *games_before]), strict=True):
         statistics.count(games_of_rows(log.games[first:last]), reached)
-        rows[reached] = statistics.to_row()
+        rows[reached] = []
+        for statistics.window in windows:
+            rows[reached].append(statistics.to_row())
     return rows
 
 
-def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged_env_steps: int) -> tuple[int, int]:
+def check_rows(
+    session_dir: Path, expected: dict[int, list[dict[str, float]]], logged_env_steps: int
+) -> tuple[int, int]:
     """Compares the rows of metrics.csv with those that the games of the log give.
 
     A column that the file lacks is not checked.
@@ -63,9 +72,17 @@ def check_rows(session_dir: Path, expected: dict[int, dict[str, float]], logged_
         at = f"{session_dir}, {row['env_steps']} env steps"
         if float(row["env_steps"]) not in expected:
             raise VerificationFailed(f"{at}: metrics.csv has a row where no update ended")
-        for name, value in expected[int(float(row["env_steps"]))].items():
-            text = "" if np.isnan(value) else f"{value:.9g}"
-            recorded = row.get(name, text)
-            if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
-                raise VerificationFailed(f"{at}: {name} is {recorded}, the games give {text}")
+        differences = [_difference(row, games) for games in expected[int(float(row["env_steps"]))]]
+        if all(differences):
+            raise VerificationFailed(f"{at}: {differences[-1]}")
     return len(covered), len(rows)
+
+
+def _difference(row: Mapping[str, str], games: Mapping[str, float]) -> str:
+    """The first difference of a row of metrics.csv from what the games give; empty if there is none."""
+    for name, value in games.items():
+        text = "" if np.isnan(value) else f"{value:.9g}"
+        recorded = row.get(name, text)
+        if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
+            return f"{name} is {recorded}, the games give {text}"
+    return ""

@@ -65,6 +65,7 @@ def test_session_metrics_skip_log_points_before_the_first_game_ends():
     # Strengths 0, 10, 20, 10 at env steps 200, 300, 400, 500 and optimiser steps 8, 12, 16, 20.
     expected = {
         "final_return_ma": 20,  # mean of 10, 20, 30, 20
+        "final_return_mean": 20,
         "max_return_ma": 20,
         "strength": 10,
         "max_strength": 20,
@@ -86,8 +87,12 @@ def test_session_metrics_skip_log_points_before_the_first_game_ends():
     ("returns", "game", "known"),
     [
         ([NAN, NAN], GAME, set()),  # no finished game
-        ([1, 2, 3], GAMES["Kaboom"], {"final_return_ma", "max_return_ma"}),  # no score of random play
-        ([1, 2, 3], GAME, {"final_return_ma", "max_return_ma"}),  # below random play
+        (
+            [1, 2, 3],
+            GAMES["Kaboom"],
+            {"final_return_ma", "final_return_mean", "max_return_ma"},
+        ),  # no score of random play
+        ([1, 2, 3], GAME, {"final_return_ma", "final_return_mean", "max_return_ma"}),  # below random play
     ],
 )
 def test_figures_without_a_meaning_are_left_out(returns, game, known):
@@ -171,7 +176,7 @@ def test_the_trial_summary_is_json_and_printed(tmp_path):
     lines = [" ".join(line.replace("|", "").split()) for line in text.splitlines()]
     assert lines[0] == "trial: Qbert, protocol v5, 2 sessions, 400 env steps each"
     assert "score 3,000 707.11 2,500 3,500" in lines
-    assert sum(line.startswith(("score ", "final return")) for line in lines) == 1  # the score stands once
+    assert sum(line.startswith(("score ", "final return_ma")) for line in lines) == 1  # the score stands once
     assert "2 sessions: 2,500 and 3,500" in lines
     assert "SLM Lab's PPO (v5, 10M env steps, λ 0.95): 15,460" in lines
     assert "(score - random) / (first reference - random): 0.19" in lines
@@ -187,16 +192,20 @@ def test_one_session_below_random_play_has_a_short_table(tmp_path):
     assert "(not complete)" in text
 
 
-@pytest.mark.parametrize(
-    ("description", "definition"),
-    [
-        ({}, "mean of the last 100 log points"),
-        ({"return_ma_env_steps": 1_000_000}, "mean over the last 1M env steps"),
-    ],
-)
-def test_the_summary_says_which_definition_the_score_has(tmp_path, description, definition):
-    run_dir = describe(write_run(tmp_path / "run", [table([1.0])]), **description)
-    assert f"score: return_ma at the end, the {definition}" in summary_table(trial_summary(read_run(run_dir)))
+@pytest.mark.parametrize(("budget", "window"), [(50_000, "5,000"), (20_000_000, "1,000,000")])
+def test_the_summary_says_what_the_score_is_a_mean_of(tmp_path, budget, window):
+    """Below 10M env steps, the last return_mean stands beside it."""
+    run_dir = write_run(tmp_path / "run", [table([1.0, 3.0])], total_env_steps=budget)
+    text = summary_table(trial_summary(read_run(run_dir)))
+    assert f"score: return_ma at the end, the mean over the last {window} env steps" in text
+    assert ("final return_mean" in text) == (budget < 10_000_000)
+
+
+def test_a_run_without_a_finished_game_says_how_far_its_games_are(tmp_path):
+    columns = table([NAN, NAN], return_in_progress=[1.0, 2.5], length_in_progress=[50, 100])
+    text = summary_table(trial_summary(read_run(write_run(tmp_path / "run", [columns], total_env_steps=200))))
+    assert "the games in progress have a mean return of 2.5 after 100 env steps" in text
+    assert "a game lasts up to 27,000 env steps, and the budget gives each environment 100" in text
 
 
 def test_classic_runs_have_the_references_of_their_protocol(tmp_path):

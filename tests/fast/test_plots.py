@@ -66,7 +66,7 @@ def test_a_session_graph_shows_every_panel_with_its_unit(qbert):
     for text in (
         "qbert: Qbert, protocol v5, session 1",
         "return_mean (last 100 games)",
-        "return_ma (mean of the last 100 log points)",
+        "return_ma (mean over the last 1,000,000 env steps)",
         "SLM Lab's PPO (v5, 10M env steps, λ 0.95): 15,460",
         "random play (v5): 164",
         "raw return of a full game",

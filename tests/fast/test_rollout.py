@@ -20,7 +20,7 @@ from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_functions import init_params, make_module
 from jaxrl_atari.network_interface import Observation
 from jaxrl_atari.rollout import act, begin_rollout, collect
-from jaxrl_atari.runs.progress import EpisodeStatistics
+from jaxrl_atari.runs.progress import EpisodeStatistics, return_ma_window
 
 V5 = PROTOCOLS["v5"]
 LENGTH = 6
@@ -152,8 +152,10 @@ def test_groups_and_devices_play_what_one_group_plays():
             )
 
 
-def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
-    rng, statistics, games, env_steps, means = np.random.default_rng(0), EpisodeStatistics(), [], [], []
+@pytest.mark.parametrize(("budget", "window"), [(1_300_000, 130_000), (20_000_000, 1_000_000)])
+def test_return_ma_is_the_mean_of_return_mean_over_the_last_tenth_of_the_budget(budget, window):
+    rng, games, env_steps, means = np.random.default_rng(0), [], [], []
+    statistics = EpisodeStatistics(return_ma_window(budget))
     assert np.isnan(statistics.to_row()["return_ma"])
     for update in range(1, 131):
         ended = [FinishedGame(0, 0, rng.normal(), int(rng.integers(1000))) for _ in range(rng.integers(1, 4))]
@@ -162,9 +164,10 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_million_env_steps():
         means.append(np.mean([game.episode_return for game in games[-100:]]))
         statistics.count(ended, env_steps[-1])
         if update == 60:  # through a checkpoint
-            saved, statistics = json.dumps(statistics.state()), EpisodeStatistics()
+            saved = json.dumps(statistics.state())
+            statistics = EpisodeStatistics(return_ma_window(budget))
             statistics.load(json.loads(saved))
-        start = max(env_steps[0], env_steps[-1] - 1_000_000)
+        start = max(env_steps[0], env_steps[-1] - window)
         between = np.linspace(start, env_steps[-1], 20_001)  # the mean is linear from one update to the next
         row = statistics.to_row()
         np.testing.assert_allclose(
