@@ -4,7 +4,6 @@ import runpy
 import sys
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.commands import list_commands
 
 COMMANDS = {
     "train": "train one or several sessions of a game",
@@ -26,7 +25,7 @@ def main() -> None:
     if sys.argv[1:2] and sys.argv[1] in COMMANDS:
         runpy.run_module(f"jaxrl_atari.{sys.argv.pop(1)}", run_name="__main__", alter_sys=True)
         return
-    cli.run(lambda: list_commands(sys.argv[1:], COMMANDS, "python -m jaxrl_atari."))
+    cli.run(lambda: cli.list_commands(sys.argv[1:], COMMANDS, "python -m jaxrl_atari."))
 
 
 if __name__ == "__main__":

@@ -1,28 +1,49 @@
 """The options of a run: frozen dataclasses, which a `Config` validates when it is made.
 
 Each option is declared once: its name, type (`Literal` lists the choices), range and default, and a docstring that
-is its help text. The fields hold what the user wrote; whatever is derived from them is a property. The defaults
-are the PPO-Atari spec that SLM Lab has published, with a lambda for each game: "the published spec".
-configs/dialects/ has those of the paper (Schulman et al. 2017), CleanRL and stable-baselines3.
+is its help text. Below the options of a class stand the checks of values that contradict each other. The fields
+hold what the user wrote; whatever is derived from them is a property. The defaults are the PPO-Atari spec that SLM
+Lab has published, with a lambda for each game: "the published spec". configs/dialects/ has those of the paper
+(Schulman et al. 2017), CleanRL and stable-baselines3.
 """
 
 import dataclasses
+import json
+import math
 import re
 import sys
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jaxrl_atari.checks import Limits, check_fields, is_json, texts_in
+import numpy as np
+
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
 from jaxrl_atari.envs.pool import GymnasiumSettings
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
-from jaxrl_atari.errors import require
-from jaxrl_atari.option_forms import JSON_WORD, GpuOrLearner, GpuWord, RuleSwitch, one_word
+from jaxrl_atari.errors import UserError, require
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
 """Marks the options that `update.update` takes as numbers. Every other option of PPO is compiled in."""
+
+
+class Limits(NamedTuple):
+    """The values that a numeric option may have, both ends included: `Annotated[int, Limits(1, 16)]`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+
+
+GpuOption = bool | int | Literal["auto"]
+"""`auto`, `true`, `false` or the index of a GPU; see `hardware.choice.choose_device`."""
+
+GpuWord = Annotated[GpuOption, Limits(0, 4_095)]
+"""The type of an option that is a `GpuOption`."""
+
+GpuOrLearner = Annotated[GpuOption | Literal["learner"], Limits(0, 4_095)]
+"""The type of an option that is a `GpuOption` or `learner`, the learner's own device."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +60,7 @@ class EnvConfig:
     backend: Literal["ale", "envpool", "gymnasium"] = "ale"
     """Emulator pool: `ale` (ale-py's AtariVectorEnv), `envpool` (pip install 'jaxrl_atari[envpool]') or
     `gymnasium` (any environment with discrete actions and pictures; pip install 'jaxrl_atari[gymnasium]')."""
-    options: Annotated[dict[str, Any], JSON_WORD] = field(default_factory=dict, hash=False)
+    options: dict[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of a Gymnasium environment, such as '{"mode": 12, "difficulty": 1}'. Only `gymnasium`."""
     image_key: str | None = None
     """Key of the picture where observations are dictionaries. Only `gymnasium`."""
@@ -51,17 +72,17 @@ class EnvConfig:
     recommend; `auto`: as the game's name implies, else v5."""
     sticky_actions: Annotated[float | None, Limits(0.0, 1.0)] = None
     """Probability that an emulator frame repeats the action of the frame before."""
-    full_action_space: RuleSwitch = None
+    full_action_space: bool | None = None
     """All 18 actions instead of the game's minimal action set."""
-    life_loss_terminal: RuleSwitch = None
+    life_loss_terminal: bool | None = None
     """A lost life is a terminal for learning; the game continues."""
     noop_max: Annotated[int | None, Limits(0, 1_000)] = None
     """Upper limit for the random number of no-ops at the start of a game."""
-    fire_on_reset: RuleSwitch = None
+    fire_on_reset: bool | None = None
     """Press FIRE at the start of a game, if it is in the action set."""
     max_frames: Annotated[int | None, Limits(8, 10_000_000)] = None
     """Emulator frames after which a game is truncated (108,000 frames = 30 minutes of play)."""
-    clip_rewards: RuleSwitch = None
+    clip_rewards: bool | None = None
     """Clip rewards to [-1, 1] for learning. Scores are always sums of raw rewards."""
     num_envs: Annotated[int, Limits(1, 65_536)] = 16
     """Environments stepped in parallel (B)."""
@@ -130,19 +151,14 @@ class EnvConfig:
         return protocol_text(self.protocol_name, self.rules, settings)
 
     def check(self) -> None:
-        """Raises `ConfigError` for values that contradict each other, and for options that would do nothing."""
+        """Raises `ConfigError` for values that contradict each other."""
         if self.backend == "gymnasium":
             self._check_gymnasium()
         else:
             for name, usual in (("options", {}), ("image_key", None), ("vectorization_mode", "sync")):
                 value = getattr(self, name)
-                require(
-                    value == usual,
-                    f"env.{name}",
-                    value,
-                    expected=f"{usual!r} with env.backend = {self.backend}",
-                    hint="add --env.backend gymnasium",
-                )
+                expected = f"{usual!r} with env.backend = {self.backend}"
+                require(value == usual, f"env.{name}", value, expected, "add --env.backend gymnasium")
         if self.atari_game is not None:
             implied = parse_game(self.game)[1]
             require(
@@ -152,12 +168,8 @@ class EnvConfig:
                 expected=f"{implied}, which the name {self.game} implies",
                 hint=f"leave env.protocol out, or write the game as {self.game_name}",
             )
-        require(
-            self.rules.max_frames % 4 == 0,
-            "env.max_frames",
-            self.rules.max_frames,
-            expected="a multiple of 4 (an env step)",
-        )
+        frames = self.rules.max_frames
+        require(frames % 4 == 0, "env.max_frames", frames, "a multiple of 4 (an env step)")
         require(
             self.backend != "envpool" or self.rules.noop_max > 0,  # it would draw from an empty range and hang
             "env.noop_max",
@@ -173,39 +185,17 @@ class EnvConfig:
             self.game,
             expected="the id of a Gymnasium environment, such as MiniGrid-Empty-5x5-v0",
         )
-        for name in ("num_threads", "anchor_steps"):
-            value = getattr(self, name)
-            require(
-                value == 0,
-                f"env.{name}",
-                value,
-                expected="0 with env.backend = gymnasium, where it does nothing",
-            )
-        require(
-            is_json(self.options),
-            "env.options",
-            self.options,
-            expected="values that JSON has: numbers, strings, lists, objects",
-            hint="register an environment of your own that sets the others",
-        )
+        hint = "register an environment of your own that sets the others"
+        require(is_json(self.options), "env.options", self.options, "values that JSON has", hint)
         # Gymnasium and its packages import modules that a string names, and a stored run may have such options.
-        require(
-            not any(":" in text for text in texts_in(self.options)),
-            "env.options",
-            self.options,
-            expected="strings without a colon, which may name a module",
-            hint="register an environment of your own that sets it",
-        )
-        if self.atari_game is None:
-            self._check_unknown_environment()
-
-    def _check_unknown_environment(self) -> None:
-        """Refuses the rules of Atari for an environment that is no game of ALE, except the clipping of rewards."""
-        expected = f"nothing with {self.game_name}, which is played as it is registered"
-        require(self.protocol == "auto", "env.protocol", self.protocol, expected)
-        hints = {"max_frames": """limit its steps with --env.options '{"max_episode_steps": N}'"""}
-        for name, value in self.chosen_rules.items():
-            require(name == "clip_rewards", f"env.{name}", value, expected, hints.get(name, ""))
+        has_colon = any(":" in text for text in texts_in(self.options))
+        expected = "strings without a colon, which may name a module"
+        require(not has_colon, "env.options", self.options, expected, hint)
+        if self.atari_game is None:  # it is played as it is registered, except for the clipping of rewards
+            expected = f"nothing with {self.game_name}, which is played as it is registered"
+            require(self.protocol == "auto", "env.protocol", self.protocol, expected)
+            for name, value in self.chosen_rules.items():
+                require(name == "clip_rewards", f"env.{name}", value, expected)
 
 
 @dataclass(frozen=True)
@@ -261,7 +251,7 @@ class PPOConfig:
     target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs.
     CleanRL asks the last minibatch of an epoch instead; SB3 stops within an epoch, at 1.5 times the value."""
-    coefficients: Annotated[dict[str, float], JSON_WORD, TRACED] = field(default_factory=dict, hash=False)
+    coefficients: Annotated[dict[str, float], TRACED] = field(default_factory=dict, hash=False)
     """Coefficients of the algorithm, such as '{"intrinsic_reward": 0.1}' with `rnd`. Those left out have the
     defaults of the algorithm (docs/idea.md)."""
 
@@ -308,7 +298,7 @@ class DevicesConfig:
     gpu: GpuWord = "auto"
     """`auto`: an NVIDIA GPU if JAX has one, else the CPU; `true`: a GPU, or an error; `false`: the CPU; `0`, `1`,
     ...: exactly that GPU."""
-    data_parallel: Annotated[int | Literal["all"], one_word("N|all"), Limits(1, 4_096)] = 1
+    data_parallel: Annotated[int | Literal["all"], Limits(1, 4_096)] = 1
     """Devices that learn together in one session, each with a share of the environments and minibatches."""
     actor: GpuOrLearner = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
@@ -410,66 +400,22 @@ class Config:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        self._check_types()
+        check_type("config", self, Config)
         check_fields(self)
         self.env.check()
         check_coefficients(self.ppo.coefficients, "ppo.coefficients")
-        self._check_trial()
-        self._check_devices()
-        self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
-
-    def _check_types(self) -> None:
-        """Raises `ConfigError` for a subclass, which could not be saved, restored or passed to compiled code."""
-
-        def require_itself(value: Any, kind: type, name: str) -> None:
-            require(
-                type(value) is kind,
-                name,
-                type(value).__name__,
-                expected=f"{kind.__name__} itself, not a subclass",
-                hint="a run is saved with the fields of the package; keep values of your own in your own code",
-            )
-
-        require_itself(self, Config, "config")
-        for each in dataclasses.fields(self):
-            kind = each.default_factory
-            value = getattr(self, each.name)
-            if isinstance(kind, type) and isinstance(value, kind):  # `check_fields` refuses another type
-                require_itself(value, kind, each.name)
-
-    def _check_trial(self) -> None:
-        """Raises `ConfigError` for a name, seed or budget that no trial can have."""
-        require(
-            Path(self.name).name == self.name and self.name not in ("", "..") and self.name.isprintable(),
-            "name",
-            self.name,
-            expected="a plain file name",
-        )
-        require(
-            self.seed + self.sessions <= 2**31,
-            "seed",
-            self.seed,
-            expected="at most 2,147,483,648 - sessions",
-            hint="lower the seed",
-        )
-        require(
-            self.total_env_steps >= self.rollout_size,
-            "total_env_steps",
-            self.total_env_steps,
-            expected=f"at least one rollout of {self.rollout_size} env steps",
-        )
-
-    def _check_devices(self) -> None:
-        """Raises `ConfigError` for options that the chosen devices cannot do together."""
+        is_name = Path(self.name).name == self.name and self.name not in ("", "..") and self.name.isprintable()
+        require(is_name, "name", self.name, "a plain file name")
+        seeds = "at most 2,147,483,648 - sessions"
+        require(self.seed + self.sessions <= 2**31, "seed", self.seed, seeds, "lower the seed")
+        rollout = f"at least one rollout of {self.rollout_size} env steps"
+        require(self.total_env_steps >= self.rollout_size, "total_env_steps", self.total_env_steps, rollout)
         if self.devices.distributed:
             # Processes sum their env steps while acting; with overlap, each would at another point of the update.
-            require(self.overlap == "none", "overlap", self.overlap, expected="none with devices.distributed")
-            require(
-                self.trial.parallel <= 1,
-                "trial.parallel",
-                self.trial.parallel,
-                expected="0 or 1 with devices.distributed",
-            )
+            require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
+            parallel = self.trial.parallel
+            require(parallel <= 1, "trial.parallel", parallel, "0 or 1 with devices.distributed")
+        self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
 
     def check_split(self, devices: int) -> None:
         """Raises `ConfigError` unless rollouts can give usable minibatches, and both split over the devices."""
@@ -552,3 +498,173 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """This config as nested dicts of JSON values."""
         return dataclasses.asdict(self)
+
+
+# --- Configs as dictionaries -------------------------------------------------------------------------------------
+
+DICTIONARIES = {"env.options", "ppo.coefficients"}
+"""Fields that are dictionaries, whose keys are not fixed."""
+
+
+def config_from_dict(values: dict[str, Any]) -> Config:
+    """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
+
+    def build(cls: Any, values: Any, prefix: str) -> Any:
+        if not isinstance(values, dict) or not dataclasses.is_dataclass(cls):
+            return values
+        kinds = {option.name: option.type for option in dataclasses.fields(cls)}
+        for name in values.keys() - kinds:
+            raise UserError(
+                f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
+            )
+        return cls(**{name: build(kinds[name], value, f"{prefix}{name}.") for name, value in values.items()})
+
+    require(isinstance(values, dict), "config", values, "an object with the fields of a config")
+    return build(Config, values, "")
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dict as one with dotted names: `{"ppo.gamma": 0.99, ...}`."""
+    items: dict[str, Any] = {}
+    for name, value in values.items():
+        if value and isinstance(value, dict):
+            items |= flat(value, f"{prefix}{name}.")
+        else:
+            items[f"{prefix}{name}"] = value
+    return items
+
+
+def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The fields in which two nested dicts differ: dotted name -> (before, after).
+
+    A field that one of them lacks is None there. An empty dict counts as absent. `devices.gpu = false` differs
+    from `devices.gpu = 0`, although Python's `False` equals 0.
+    """
+    old = flat(before)
+    new = flat(after)
+    names = [*old, *(name for name in new if name not in old)]
+    pairs = {name: (old.get(name), new.get(name)) for name in names}
+    return {
+        name: (was, now)
+        for name, (was, now) in pairs.items()
+        if (was != now or isinstance(was, bool) != isinstance(now, bool))
+        and (was, now) not in (({}, None), (None, {}))
+    }
+
+
+def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
+    """Returns a config in which fields have other values.
+
+    Args:
+        config: the config.
+        fields: dotted name -> value, with `ppo.coefficients.NAME` for a coefficient. All are replaced at once.
+
+    Raises:
+        ConfigError: a name that is no field; a value, or a combination of values, that the config does not accept.
+    """
+    values = config.to_dict()
+    known = {*flat(values), *DICTIONARIES}
+    for name, value in fields.items():
+        is_field = name in known or name.rpartition(".")[0] in DICTIONARIES
+        require(is_field, name, value, "a field of the config")
+        *parents, leaf = name.split(".")
+        parent = values
+        for each in parents:
+            parent = parent[each]
+        parent[leaf] = value
+    return config_from_dict(values)
+
+
+def parse_value(text: str) -> bool | int | float | str | None:
+    """The value of a word: true, false, none, a number or the word itself. `16`, `1_000` and `1e6` are whole."""
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() and "." not in text else number
+
+
+# --- Checks ------------------------------------------------------------------------------------------------------
+
+
+def check_fields(options: Any, prefix: str = "") -> None:
+    """Checks every field of a dataclass, and of those in it, against its annotation: type, choices and `Limits`.
+
+    NumPy's numbers become Python's, and a whole number becomes a float where the field is one.
+
+    Args:
+        prefix: stands before the fields' names in errors, such as `ppo.`, or `--` for options of a command.
+
+    Raises:
+        ConfigError: the first field whose value does not fit.
+    """
+    for name, annotation in get_type_hints(type(options), include_extras=True).items():
+        kind, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+        limits = next((mark for mark in marks if isinstance(mark, Limits)), Limits())
+        shown = f"--{name.replace('_', '-')}" if prefix == "--" else f"{prefix}{name}"
+        value = getattr(options, name)
+        if isinstance(value, np.generic):
+            value = value.item()
+        fits = any(_fits(value, each, limits) for each in kinds)
+        require(fits, shown, value, " or ".join(_description(each, limits) for each in kinds))
+        if float in kinds and type(value) is int:
+            value = float(value)
+        object.__setattr__(options, name, value)
+        if dataclasses.is_dataclass(value):
+            check_type(shown, value, kind)
+            check_fields(value, f"{shown}.")
+
+
+def check_type(name: str, value: Any, kind: type) -> None:
+    """Raises `ConfigError` for a subclass, whose own fields could not be restored from config.json."""
+    require(type(value) is kind, name, type(value).__name__, f"{kind.__name__} itself, not a subclass")
+
+
+def _fits(value: Any, kind: Any, limits: Limits) -> bool:
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind in (int, float):
+        is_number = isinstance(value, int | kind) and not isinstance(value, bool)
+        return is_number and limits.low <= value <= limits.high  # NaN is in no range
+    return isinstance(value, get_origin(kind) or kind)
+
+
+def _description(kind: Any, limits: Limits) -> str:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
+    low, high = (f"{limit:,}" if isinstance(limit, int) else f"{limit:g}" for limit in limits)
+    within = "" if low == "-inf" else f" from {low} on" if high == "inf" else f" from {low} to {high}"
+    words = {
+        int: f"a whole number{within}",
+        float: f"a number{within}",
+        bool: "true or false",
+        str: "text",
+        type(None): "None",
+    }
+    return words.get(kind, f"a value of type {getattr(kind, '__name__', kind)}")
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, at any depth, with the keys of its objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from value
+        for each in value.values():
+            yield from texts_in(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from texts_in(each)
+
+
+def is_json(value: Any) -> bool:
+    """Whether JSON can hold a value: one without tuples and NaN, whose keys are strings."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False)) == value
+    except (TypeError, ValueError, RecursionError):
+        return False

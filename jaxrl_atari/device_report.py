@@ -18,8 +18,7 @@ import numpy as np
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
-from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.config_dicts import changed_fields
+from jaxrl_atari.config import Config, DevicesConfig, GpuOption, changed_fields
 from jaxrl_atari.devices import learner_devices
 from jaxrl_atari.errors import ConfigError, UserError, reason
 from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices
@@ -27,7 +26,6 @@ from jaxrl_atari.hardware.gpu_interface import VisibleGpus
 from jaxrl_atari.hardware.gpus import gpu_provider, limit_to_cpu, visible_gpus
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
 from jaxrl_atari.hardware.start import StartedGpus, settle_devices, start_gpus
-from jaxrl_atari.option_forms import GpuOption
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.update_memory import memory_report
 
@@ -245,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         DeviceProblems: the driver or a device cannot be used (status 1).
         UserError: this machine cannot train with the config (status 2).
     """
-    sources = read_sources(arguments, Options)
+    sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
     changed = changed_fields(Config().to_dict(), options.config.to_dict())
     has_config = sources.config_file is not None or bool(changed)

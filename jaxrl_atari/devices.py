@@ -22,14 +22,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxrl_atari.checks import check_fields
-from jaxrl_atari.config import DevicesConfig
+from jaxrl_atari.config import DevicesConfig, GpuOption, check_fields
 from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.hardware.choice import DeviceChoice, first_devices
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.hardware.start import StartedGpus, limit_jax, settle_devices, start_gpus
-from jaxrl_atari.option_forms import GpuOption
 
 
 class Placement(NamedTuple):

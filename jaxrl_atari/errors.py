@@ -1,10 +1,10 @@
-"""Errors that a user can correct, and the end of a session that was stopped on request."""
+"""Errors that a user can correct, the checks that raise them, and the end of a session that was stopped."""
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPIPE, errno.ENAMETOOLONG}
@@ -20,54 +20,44 @@ class UserError(Exception):
 
     exit_status = 2
 
-    def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # An error that another process raises is pickled. Without this, Python would make it of its message alone,
-        # which some subclasses do not take.
-        return _unpickled, (type(self), str(self), self.__dict__)
+    def __str__(self) -> str:
+        return " ".join(str(self.args[0]).split())
 
 
-def _unpickled(kind: type[UserError], message: str, attributes: dict[str, Any]) -> UserError:
-    error = kind.__new__(kind, message)
-    error.__dict__.update(attributes)
-    return error
-
-
-class ConfigError(UserError, ValueError):
-    """A field of the config, an option or an environment variable has an unusable value.
+class _Unusable(UserError):
+    """A value that cannot be used: `NAME = VALUE: expected EXPECTED; HINT`.
 
     Args:
-        field: its name as the user writes it, such as `ppo.gae_lambda`, `--games` or `CUDA_OFFSET`.
-        value: its value.
+        name: the name of the value as the user writes it, such as `ppo.gae_lambda`, `--games` or `CUDA_OFFSET`.
+        value: the value.
         expected: the values that it may have, completing "expected ...".
         hint: what to do, where `expected` alone does not say it.
     """
 
-    def __init__(self, field: str, value: object, expected: str, hint: str = ""):
-        super().__init__(_unusable(field, value, expected, hint))
-        self._parts = (field, value, expected, hint)
+    def __init__(self, name: str, value: object, expected: str, hint: str = ""):
+        super().__init__(name, value, expected, hint)
+
+    def __str__(self) -> str:
+        name, value, expected, hint = self.args
+        return " ".join(f"{name} = {value!r}: expected {expected}{f'; {hint}' if hint else ''}".split())
+
+
+class ConfigError(_Unusable):
+    """A field of the config, an option or an environment variable has an unusable value."""
+
+    # No `ValueError`: tyro would print it in a box.
 
     def renamed(self, field: str, name: str) -> "ConfigError":
         """This error, for a user who writes `name` for `field`. An error of another field is returned as it is."""
-        own, value, expected, hint = self._parts
-        return ConfigError(name, value, expected, hint) if own == field else self
+        return ConfigError(name, *self.args[1:]) if self.args[0] == field else self
 
 
-class InterfaceError(UserError, ValueError):
+class InterfaceError(_Unusable, ValueError):
     """A network or an algorithm gave the package a value that its interface does not allow.
 
     `network_interface.py` and `algorithm.Algorithm` describe these interfaces. The code of the network or of the
-    algorithm is at fault, and not the config.
-
-    Args:
-        name: of the value, such as `loss` or `samples['own'] of prepare`.
-        value, expected, hint: as those of a `ConfigError`.
+    algorithm is at fault, and not the config. The name is that of a value, such as `loss`.
     """
-
-    def __init__(self, name: str, value: object, expected: str, hint: str = ""):
-        super().__init__(_unusable(name, value, expected, hint))
 
 
 class MetricsError(UserError):
@@ -89,10 +79,10 @@ class ParametersOnly(UserError):
         path: the run, or one of its checkpoints.
     """
 
-    def __init__(self, path: Path):
-        super().__init__(
-            f"{path}: holds the parameters alone, without the optimiser state: it can be played and not resumed;"
-            " resume the run that it was copied from, or start a new one"
+    def __str__(self) -> str:
+        return (
+            f"{self.args[0]}: holds the parameters alone, without the optimiser state: it can be played and not"
+            " resumed; resume the run that it was copied from, or start a new one"
         )
 
 
@@ -169,6 +159,15 @@ def require_interface(holds: object, name: str, value: Any, expected: str, hint:
         raise InterfaceError(name, value, expected, hint)
 
 
-def _unusable(name: str, value: object, expected: str, hint: str) -> str:
-    """The message for an unusable value: `NAME = VALUE: expected EXPECTED; HINT`."""
-    return f"{name} = {value!r}: expected {expected}" + (f"; {hint}" if hint else "")
+def whole_number_variable(name: str, low: int = 0, high: int = 2**31 - 1) -> int | None:
+    """The whole number in an environment variable; None if the variable is not set, or empty.
+
+    Raises:
+        ConfigError: the variable holds something else, or a number below `low` or above `high`.
+    """
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return None
+    fits = text.isdecimal() and len(text) < 19 and low <= int(text) <= high
+    require(fits, name, text, f"a whole number from {low:,} to {high:,}", "or unset it")
+    return int(text)

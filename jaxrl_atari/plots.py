@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import parse
+from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
 from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
-from jaxrl_atari.option_forms import AnyDir, MoreDirs
 from jaxrl_atari.output import say
 from jaxrl_atari.report.comparison import compare_suites, save_comparison
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from jaxrl_atari.config import DevicesConfig, PPOConfig
-from jaxrl_atari.config_dicts import changed_fields
+from jaxrl_atari.config import DevicesConfig, PPOConfig, changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
 from jaxrl_atari.hardware.gpus import gpu_provider

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari import config
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import flat
 
 MARK = "<!-- table of all options -->"
 

@@ -22,10 +22,9 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.benchmark.comparison import compare, make_sides, print_comparison
 from jaxrl_atari.benchmark.measure import PARTS, Measurement, measure, trace
-from jaxrl_atari.checks import Limits
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, Limits
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
@@ -130,7 +129,7 @@ def _make_folders(options: Options) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measures, compares or traces training, and prints the result, at last as JSON."""
-    sources = read_sources(arguments, Options)
+    sources = read_sources(arguments)
     options = parse(Options, arguments, "benchmark", Options(config=load_config(sources.config_file)))
     config = options.config
     parts = options.parts.split(",")

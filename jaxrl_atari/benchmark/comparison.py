@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.benchmark.measure import PARTS, Spread, spread
-from jaxrl_atari.cli.option_names import option_types, unknown_option
-from jaxrl_atari.cli.options import parse
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import config_source
+from jaxrl_atari.cli.config_files import config_source
+from jaxrl_atari.config import Config, parse_value, set_fields
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import choose_devices
 from jaxrl_atari.output import say, write
@@ -98,14 +96,9 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> SideFunc
     chosen = values.split(",")
     differ = len({*chosen}) == len(chosen) > 1
     require(differ, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)")
-    if field.replace("_", "-") not in option_types(Config):  # tyro would answer `help=a,b` with its help
-        raise UserError(unknown_option([f"--{field}"], Config, "benchmark --compare"))
-
-    def side(value: str) -> Callable[[], SideRun]:
-        changed = parse(Config, [f"--{field}", value], "benchmark --compare", config)
-        return partial(run_side, changed, part, seconds)
-
-    return {f"{field}={value}": side(value) for value in chosen}
+    name = field.replace("-", "_")
+    configs = {value: set_fields(config, {name: parse_value(value)}) for value in chosen}
+    return {f"{field}={value}": partial(run_side, configs[value], part, seconds) for value in chosen}
 
 
 def compare(sides: SideFunctions, pairs: Sequence[tuple[str, str]], repeats: int) -> Comparison:

@@ -2,11 +2,8 @@
 
 cli.run(main)       calls the function of a command; every command ends with it
 signals.py          what a signal does: it interrupts a command, or asks a session to stop
-commands.py         the list of the commands
 options.py          from the words of a command line to a dataclass of options
-  config_files.py   --config: runs the Python file that it names
-  option_names.py   which option was meant by one that does not exist
-  tyro_errors.py    tyro's errors, which it prints in boxes, as one line
+config_files.py     --config: runs the Python file that it names
 """
 
 import io
@@ -14,11 +11,11 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-from jaxrl_atari.cli.signals import INTERRUPTED, SIGNALS, interrupt, keep_interrupts, received
-from jaxrl_atari.errors import correctable
+from jaxrl_atari.cli.signals import INTERRUPTED, SIGNALS, interrupt, received
+from jaxrl_atari.errors import UserError, correctable, did_you_mean
 from jaxrl_atari.imports.named import import_inherited
 from jaxrl_atari.output import say, write
 
@@ -28,14 +25,13 @@ def run(main: Callable[[], object]) -> NoReturn:
 
     - User code that the process which started this one passes on is imported first (`imports/`).
     - An exception that `correctable` recognises is printed in one line. Any other keeps its traceback: a bug.
-    - The `SIGNALS`, such as Ctrl-C, SIGTERM and that of a closed terminal, raise `KeyboardInterrupt` in `main`,
-      also where Python swallows it at first. Its message is printed, and the status is 130. A second signal ends
-      the process at once.
+    - The `SIGNALS`, such as Ctrl-C, SIGTERM and that of a closed terminal, raise `KeyboardInterrupt` in `main`.
+      Its message is printed, and the status is 130. A second signal ends the process at once.
     """
-    _open_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # an ASCII terminal shows "?" for "±"
     logging.basicConfig(format="%(levelname)s: %(message)s")
     received.clear()
-    keep_interrupts()
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT is in the background of a script
             signal.signal(number, interrupt)
@@ -43,7 +39,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     try:
         import_inherited()
         main()
-        if received:
+        if received:  # Python swallows an interrupt in a callback, such as one of the garbage collector
             raise KeyboardInterrupt
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted", sys.stderr)
@@ -64,14 +60,20 @@ def run(main: Callable[[], object]) -> NoReturn:
     sys.exit(status)
 
 
-def _open_streams() -> None:
-    """Opens standard streams that the shell has closed (`>&-`), and lets an ASCII terminal show "?" for "±"."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:  # the next file to be opened would become the output
-            os.open(os.devnull, os.O_RDWR)
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
+def list_commands(words: Sequence[str], purposes: Mapping[str, str], program: str) -> None:
+    """Prints all commands, for a command line that begins with none of them.
+
+    Args:
+        words: the words of the command line.
+        purposes: name of a command -> what it does.
+        program: the words before the name of a command, up to a dot or a space: `python -m jaxrl_atari.`.
+
+    Raises:
+        UserError: the first word is not `--help`; the message names the command that was probably meant.
+    """
+    if words and words[0] not in ("--help", "-h"):
+        meant = did_you_mean(words[0], purposes)
+        raise UserError(f"{words[0]}: no such command; {meant}expected one of {', '.join(purposes)}")
+    say(f"usage: {program}COMMAND [--help]\n")
+    for name, purpose in purposes.items():
+        say(f"  {name:11}{purpose}")

@@ -1,6 +1,7 @@
-"""Python config files: where they lie, running them, and the functions that they define."""
+"""Python config files: where they lie, running them, the functions that they define, and writing one."""
 
 import contextlib
+import pprint
 import runpy
 import sys
 from collections.abc import Iterator
@@ -116,3 +117,20 @@ def _running(file: Path) -> Iterator[None]:
     """Context for code of a config file: it can import neighbours, and its errors name the line of the file."""
     with errors_name_line("--config", file), modules_beside_first(file):
         yield
+
+
+def config_source(config: Config, docstring: str) -> str:
+    """The text of a config file that defines a config, for `--config`.
+
+    Args:
+        docstring: the docstring of the file.
+    """
+    text = docstring.replace("\\", "\\\\").replace('"""', r"\"\"\"")
+    return f'''"""{text}"""
+
+from jaxrl_atari.config import *
+
+
+def get_config() -> Config:
+    return {pprint.pformat(config, width=110)}
+'''

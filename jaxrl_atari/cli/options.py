@@ -1,41 +1,67 @@
-"""Command lines: where the defaults of a command come from, its options, and its errors in one line each."""
+"""Command lines: where the defaults of a command come from, and its options. tyro reads them."""
 
 import argparse
-import collections
-import dataclasses
+import json
+import os
 import sys
+import types
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from jaxrl_atari.checks import check_fields
-from jaxrl_atari.cli.option_names import option_types, unknown_option
-from jaxrl_atari.cli.tyro_errors import one_line_errors
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import changed_fields
+from jaxrl_atari.config import Config, Limits, changed_fields, check_fields, parse_value
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.imports.named import WithImports, import_module_of, import_named
-from jaxrl_atari.option_forms import FORMS, parse_path
 from jaxrl_atari.output import say_changes
+
+OptionsT = TypeVar("OptionsT")
+
+# --- Types of options --------------------------------------------------------------------------------------------
 
 AllOptions = Annotated[Config, tyro.conf.arg(name="")]
 """A field of this type gives every field of the config as an option: `--ppo.gae-lambda 0.9`."""
 
-OptionsT = TypeVar("OptionsT")
+RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
+"""The type of the first word of a command that reads a run."""
+
+AnyDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+"""The type of the first word of a command that reads runs, suites and searches."""
+
+MoreDirs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR ...]")]
+"""The type of the further words of such a command."""
+
+ENV_STEPS = Limits(0, 10**12)
+"""The env steps at which a session may have a checkpoint."""
+
+SESSION_NUMBERS = Limits(0, 10_000)
+"""The numbers that a session may have in its run."""
+
+CheckpointChoice = Annotated[Literal["best", "latest"] | int, ENV_STEPS]
+"""A checkpoint as the user chooses it: a number is that of env steps."""
+
+CheckpointOption = Annotated[
+    CheckpointChoice,
+    tyro.conf.arg(
+        help="`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."
+    ),
+]
+"""The type of the option `--checkpoint` of a command that loads a policy."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FromConfig(WithImports):
     """Options of a command whose defaults come from a config file. A command adds options of its own."""
 
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Config file, such as configs/qbert.py, or its name: qbert. None: the published PPO-Atari spec."""
-    config: AllOptions = dataclasses.field(default_factory=Config)
+    config: AllOptions = field(default_factory=Config)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class FromDirectory(FromConfig):
     """Options of a command that can also continue what a directory holds. A command adds options of its own."""
 
@@ -82,7 +108,7 @@ class Sources(NamedTuple):
             say_changes(text, changed_fields(wanted, kept))
 
 
-def read_sources(arguments: Sequence[str] | None, options: type[FromConfig] = FromDirectory) -> Sources:
+def read_sources(arguments: Sequence[str] | None) -> Sources:
     """Reads the sources of the defaults, and imports what `--import` names, which the other options may need.
 
     tyro needs the defaults before it parses, so these options are read first. tyro parses them again, for
@@ -90,27 +116,20 @@ def read_sources(arguments: Sequence[str] | None, options: type[FromConfig] = Fr
 
     Args:
         arguments: the words of the command line; None for those of this process.
-        options: those of the command, which has `--resume` and `--run-dir` if they are a `FromDirectory`.
 
     Raises:
-        UserError: `--resume` with `--config` or `--run-dir`, an option without a value, or a failed import.
+        UserError: `--resume` with `--config` or `--run-dir`, or a failed import.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--config", type=parse_path)
-    parser.set_defaults(resume=None, run_dir=None)
-    if issubclass(options, FromDirectory):
-        parser.add_argument("--resume", type=parse_path)
-        parser.add_argument("--run-dir", "--run_dir", type=parse_path)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", type=_path, nargs="?")
+    parser.add_argument("--resume", type=_path, nargs="?")
+    parser.add_argument("--run-dir", "--run_dir", type=_path, nargs="?")
     parser.add_argument("--import", dest="imports", action="append", default=[])
-    try:
-        given, _ = parser.parse_known_args(arguments)
-    except argparse.ArgumentError as error:
-        raise UserError(str(error).removeprefix("argument ")) from error
-    sources = Sources(given.config, given.resume, given.run_dir)
-    if sources.resume and (sources.config_file or sources.run_dir):
+    given, _ = parser.parse_known_args(arguments)
+    if given.resume and (given.config or given.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
     import_named(given.imports)
-    return sources
+    return Sources(given.config, given.resume, given.run_dir)
 
 
 # --- Options -----------------------------------------------------------------------------------------------------
@@ -125,9 +144,6 @@ def parse(
 ) -> OptionsT:
     """Reads the options of a command.
 
-    Whole numbers may be written as 1e6 or 1_000_000, unless the option also takes true or false. `true` or `false`
-    may follow a switch.
-
     Args:
         options: a dataclass; its docstring is the description in `--help`.
         arguments: the words of the command line; None for those of this process.
@@ -137,96 +153,57 @@ def parse(
             (`pkg:Env-v0`), the module of that environment is imported; a stored name imports nothing.
 
     Raises:
-        UserError: an option does not exist (the message names the one probably meant), cannot have its value, or
-            would have no effect.
-        SystemExit: after `--help`.
+        UserError: an option cannot have its value, or would have no effect.
+        SystemExit: after `--help`, or after an error that tyro has printed, with status 2.
     """
     words = sys.argv[1:] if arguments is None else arguments
-    with one_line_errors():
-        parsed, unknown = tyro.cli(
-            options,
-            args=_in_tyros_form(words, options),
-            default=default,
-            prog=f"python -m jaxrl_atari.{command}",
-            registry=FORMS,
-            return_unknown_args=True,
-        )
-    if unknown:
-        raise UserError(unknown_option(unknown, options, command))
-    check_fields(parsed, "--", as_options=True)
+    program = f"python -m jaxrl_atari.{command}"
+    parsed = tyro.cli(options, args=words, default=default, prog=program, registry=_FORMS)
+    check_fields(parsed, "--")
     if isinstance(parsed, FromConfig):
-        env = parsed.config.env
-        if env.backend == "gymnasium" and (stored is None or env.game != stored.env.game):
-            import_module_of(env.game)
-        _check_effect(parsed.config, stored or Config())
+        before, config = stored or Config(), parsed.config
+        if config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
+            import_module_of(config.env.game)
+        # Without the switch, each process would train a run of its own. A stored run may have these options.
+        for name in ("coordinator", "num_processes", "process_index"):
+            value = getattr(config.devices, name)
+            is_used = config.devices.distributed or value in (None, getattr(before.devices, name))
+            require(is_used, f"devices.{name}", value, "None", "add --devices.distributed")
     return parsed
 
 
-def is_given(option: str, arguments: Sequence[str] | None) -> bool:
-    """Whether a command line has an option, perhaps with the value that it has by default.
-
-    Args:
-        option: its name, such as `--env.game`. A switch such as `--log.graphs` is also given as `--log.no-graphs`.
-        arguments: the words of the command line; None for those of this process.
-    """
-    prefix, dot, leaf = option.removeprefix("--").rpartition(".")
-    spellings = {option, f"--{prefix}{dot}no-{leaf}"}
-    words = sys.argv[1:] if arguments is None else arguments
-    return any(word.partition("=")[0].replace("_", "-") in spellings for word in words)
+def _path(text: str) -> Path:
+    """The path in a text. `~` is the home directory, also where a shell leaves it alone: `--output=~/graphs`."""
+    return Path(os.path.expanduser(text))
 
 
-def _check_effect(config: Config, before: Config) -> None:
-    """Refuses options that would have no effect, unless they have the values of `before`.
+_FORMS = ConstructorRegistry()
 
-    Args:
-        before: the config of the directory that is resumed, else the defaults. A stored run may have such options.
 
-    Raises:
-        ConfigError: `env.anchor_steps` with a back end other than ale, or options of `devices.distributed` without
-            it, with which each process would train a run of its own.
-    """
-    require(
-        config.env.backend == "ale" or config.env.anchor_steps in (0, before.env.anchor_steps),
-        "env.anchor_steps",
-        config.env.anchor_steps,
-        expected=f"0 with env.backend = {config.env.backend}, where it does nothing",
+@_FORMS.primitive_rule
+def _form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """How tyro reads paths, JSON objects, and numbers or one of several types, such as `true`, `auto` or 1e6."""
+    kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
+    read: Callable[[str], Any] = parse_value
+    if info.type is Path:
+        metavar, read = "PATH", _path
+    elif get_origin(info.type) is dict:
+        metavar, read = "JSON", json.loads
+    elif info.type is not bool and {bool, int, float} & {*kinds}:
+        names = {bool: "true|false", int: "INT", float: "FLOAT", type(None): "None"}
+        metavar = "|".join(names[kind] if kind in names else "|".join(get_args(kind)) for kind in kinds)
+    else:
+        return None
+
+    def text(value: Any) -> str:
+        if isinstance(value, dict):
+            return json.dumps(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar=metavar,
+        instance_from_str=lambda words: read(words[0]),
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [text(value)],
     )
-    for name in ("coordinator", "num_processes", "process_index"):
-        value = getattr(config.devices, name)
-        require(
-            config.devices.distributed or value in (None, getattr(before.devices, name)),
-            f"devices.{name}",
-            value,
-            expected="None without devices.distributed",
-            hint="add --devices.distributed",
-        )
-
-
-def _in_tyros_form(words: Sequence[str], options: Any) -> list[str]:
-    """The words of a command line in tyro's form, which has `--log.no-graphs` for `--log.graphs false`.
-
-    A switch that neither `true` nor `false` follows, as the next word or after `=`, stays as it is.
-    """
-    opposites: dict[str, str] = {}  # `--log.graphs` -> `--log.no-graphs`, and back
-    for name, kind in option_types(options).items():
-        if kind is bool:
-            prefix, dot, leaf = name.rpartition(".")
-            on, off = f"--{name}", f"--{prefix}{dot}no-{leaf}"
-            opposites |= {on: off, off: on}
-
-    result = []
-    remaining = collections.deque(words)
-    while remaining:
-        word = remaining.popleft()
-        name, equals, value = word.partition("=")
-        switch = name.replace("_", "-")
-        if not equals and remaining:
-            value = remaining[0]
-        value = value.lower()
-        if switch not in opposites or value not in ("true", "false"):
-            result.append(word)
-            continue
-        if not equals:
-            remaining.popleft()
-        result.append(switch if value == "true" else opposites[switch])
-    return result

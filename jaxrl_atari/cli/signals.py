@@ -23,9 +23,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.
 received: list[int] = []
 """Signals that the running command has received outside a `StopRequest`."""
 
-SECONDS_TO_RAISE_AGAIN = 0.01
-"""After this time, an interrupt that Python has swallowed is raised again."""
-
 
 def interrupt(number: int, frame: FrameType | None) -> NoReturn:
     """Signal handler: interrupts the command; at a second signal, ends the process."""
@@ -33,30 +30,6 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         os._exit(INTERRUPTED)
     received.append(number)
     raise KeyboardInterrupt
-
-
-def keep_interrupts() -> None:
-    """From now on, a `KeyboardInterrupt` that Python swallows is raised again, in the main thread.
-
-    Python swallows what a callback raises, such as one of the garbage collector or of an import, and calls
-    `sys.unraisablehook`. The command would go on. What the hook raises is swallowed too, so it sets a timer.
-    """
-    before = sys.unraisablehook
-
-    def hook(unraisable: Any) -> None:
-        if not isinstance(unraisable.exc_value, KeyboardInterrupt):
-            before(unraisable)
-            return
-        signal.signal(signal.SIGALRM, _interrupt_again)
-        signal.setitimer(signal.ITIMER_REAL, SECONDS_TO_RAISE_AGAIN)
-
-    sys.unraisablehook = hook
-
-
-def _interrupt_again(number: int, frame: FrameType | None) -> None:
-    """Signal handler: raises `KeyboardInterrupt`, unless the command handles one already."""
-    if not isinstance(sys.exception(), KeyboardInterrupt):
-        raise KeyboardInterrupt
 
 
 class StopRequest:

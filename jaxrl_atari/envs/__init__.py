@@ -24,11 +24,10 @@ from importlib.metadata import version
 
 import numpy as np
 
-from jaxrl_atari.checks import Limits, whole_number_variable
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumSettings
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import UserError, require, whole_number_variable
 
 __all__ = [
     "DEFAULT_THREADS_VARIABLE",
@@ -56,7 +55,7 @@ OLDEST_ALE_PY = (0, 12, 1)
 
 def user_threads() -> int | None:
     """The value of `THREADS_VARIABLE`; None if it is not set. Raises `ConfigError` if it is unusable."""
-    return whole_number_variable(THREADS_VARIABLE, Limits(0, 4_096))  # as `env.num_threads`
+    return whole_number_variable(THREADS_VARIABLE, high=4_096)  # as `env.num_threads`
 
 
 def process_threads() -> int | None:
@@ -65,7 +64,7 @@ def process_threads() -> int | None:
     Raises `ConfigError` if the value is unusable.
     """
     chosen = user_threads()
-    return whole_number_variable(DEFAULT_THREADS_VARIABLE, Limits(0, 4_096)) if chosen is None else chosen
+    return whole_number_variable(DEFAULT_THREADS_VARIABLE, high=4_096) if chosen is None else chosen
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:

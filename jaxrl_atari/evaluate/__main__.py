@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.checks import Limits
-from jaxrl_atari.cli.options import parse
+from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, parse
+from jaxrl_atari.config import GpuWord, Limits
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import run_evaluation
@@ -27,7 +27,6 @@ from jaxrl_atari.evaluate.policy import Policy, find_session, load_session_polic
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.imports.named import WithImports, import_named
-from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, GpuWord, RunDir
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.evaluations import EvaluationSettings, RunEvaluation, SessionEvaluation

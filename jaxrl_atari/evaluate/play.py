@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.checks import check_fields
-from jaxrl_atari.config import EvaluationConfig
+from jaxrl_atari.config import EvaluationConfig, check_fields
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.pool import FRAME_SKIP

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import config_from_dict
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError

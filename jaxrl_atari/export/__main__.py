@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import parse
+from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, parse
 from jaxrl_atari.errors import require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.export.programs import export_policy
 from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.imports.named import WithImports, import_named
-from jaxrl_atari.option_forms import SESSION_NUMBERS, CheckpointOption, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import require_new_folder, unused

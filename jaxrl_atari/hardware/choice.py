@@ -10,18 +10,21 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from jaxrl_atari.checks import Limits, whole_number_variable
-from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import require
+from jaxrl_atari.config import DevicesConfig, GpuOption
+from jaxrl_atari.errors import require, whole_number_variable
 from jaxrl_atari.hardware.gpu_interface import Gpu, VisibleGpus
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import jax_config
-from jaxrl_atari.option_forms import GpuOption, gpu_index
 
 Device = TypeVar("Device")
 
 ChosenDevice = int | Literal["cpu", "learner"]
 """Where something runs: the index of a visible GPU, the CPU, or the learner's devices."""
+
+
+def gpu_index(option: bool | int | str) -> int | None:
+    """The GPU that a `GpuOption` names by its index; None for `auto`, True and False (ints in Python)."""
+    return option if isinstance(option, int) and not isinstance(option, bool) else None
 
 
 TO_USE_THE_CPU = "use auto or false to run on the CPU"
@@ -199,7 +202,7 @@ def divide_gpus(options: DevicesConfig) -> GpuBlocks:
         ConfigError: an option asks for devices that this machine does not have, or CUDA_OFFSET is invalid.
     """
     chosen = choose_devices(options)
-    offset = whole_number_variable("CUDA_OFFSET", Limits(0)) or 0
+    offset = whole_number_variable("CUDA_OFFSET") or 0
     if not chosen.learner:
         return GpuBlocks([()], chosen.why_learner)
     wanted = (options.gpu, options.actor, options.evaluator)

@@ -9,7 +9,7 @@ import re
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from jaxrl_atari.checks import Limits, whole_number_variable
+from jaxrl_atari.errors import whole_number_variable
 
 INSTRUCTION_SETS = {"AVX2": "avx2", "AVX-512": "avx512f", "BF16": "avx512_bf16", "AMX": "amx_tile"}
 """Instruction sets that decide the speed of matrix products -> their flags in /proc/cpuinfo."""
@@ -86,4 +86,4 @@ def xla_threads() -> int:
     Raises:
         ConfigError: NPROC is not a whole number from 1 on. XLA would ignore it.
     """
-    return whole_number_variable("NPROC", Limits(1)) or usable_cores()
+    return whole_number_variable("NPROC", low=1) or usable_cores()

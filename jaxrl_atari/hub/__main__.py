@@ -29,13 +29,11 @@ from typing import Annotated, Any
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.commands import list_commands
-from jaxrl_atari.cli.options import parse
+from jaxrl_atari.cli.options import CheckpointChoice, RunDir, parse
 from jaxrl_atari.errors import UserError, os_reason, require_package
 from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.hub.files import packed_files, repository_files
 from jaxrl_atari.imports.named import WithImports, import_named
-from jaxrl_atari.option_forms import CheckpointChoice, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.files import filled_folder, require_new_folder, write_file
 from jaxrl_atari.runs.layout import command_line
@@ -221,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif command == "pack":
         pack(parse(PackOptions, words, "hub pack"))
     else:
-        list_commands([command], PURPOSES, "python -m jaxrl_atari.hub ")
+        cli.list_commands([command], PURPOSES, "python -m jaxrl_atari.hub ")
 
 
 if __name__ == "__main__":

@@ -4,10 +4,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from jaxrl_atari.cli.options import CheckpointChoice
 from jaxrl_atari.errors import ParametersOnly, UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hub.card import model_card
-from jaxrl_atari.option_forms import CheckpointChoice
 from jaxrl_atari.output import say
 from jaxrl_atari.report.evaluations import written_at
 from jaxrl_atari.report.summary import Run, read_run

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import parse
-from jaxrl_atari.option_forms import AnyDir, MoreDirs
+from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
 from jaxrl_atari.output import say
 from jaxrl_atari.report.page import write_report
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxrl_atari import __version__
 from jaxrl_atari.errors import NoLogPoint, UserError
-from jaxrl_atari.output import counted, say, try_to_draw
+from jaxrl_atari.output import counted, say, try_to
 from jaxrl_atari.report import text
 from jaxrl_atari.report.page_content import settings_values
 from jaxrl_atari.report.run_page import run_content
@@ -76,5 +76,5 @@ def _write_runs(directory: Path, names: Iterable[str]) -> set[str]:
 
 
 def try_report(directory: Path) -> None:
-    """Writes a report at the end of a command. Prints its path, or why it failed; see `try_to_draw`."""
-    try_to_draw("no report", lambda: say(str(write_report(directory))), command_line("report", directory))
+    """Writes a report at the end of a command. Prints its path, or why it failed; see `try_to`."""
+    try_to("no report", lambda: say(str(write_report(directory))), command_line("report", directory))

@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.runs.description import changed_by, resumes
 

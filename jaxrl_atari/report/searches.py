@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import flat
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.text import number_text, score_text
 from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE

@@ -17,8 +17,7 @@ from typing import Any
 
 import psutil
 
-from jaxrl_atari.config import Config, DevicesConfig
-from jaxrl_atari.config_dicts import changed_fields, config_from_dict, flat
+from jaxrl_atari.config import Config, DevicesConfig, changed_fields, config_from_dict, flat
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu

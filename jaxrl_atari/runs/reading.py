@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import config_from_dict
+from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint, UserError, require
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json, read_result

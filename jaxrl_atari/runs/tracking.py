@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError, reason, require_package
 from jaxrl_atari.runs.columns import AXES, section_of
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE

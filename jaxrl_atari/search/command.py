@@ -15,11 +15,10 @@ from optuna import Study
 
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import changed_fields
+from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
-from jaxrl_atari.output import counted, say, say_changes, try_to, try_to_draw
+from jaxrl_atari.output import counted, say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
@@ -137,7 +136,7 @@ def run_search(options: Options, before: Options | None) -> Path:
         resume = resume_command("search", search_dir)
         try_to("results are not saved", partial(save_search_results, search_dir, results), resume)
     if config.log.graphs:
-        try_to_draw("no graphs", partial(draw_graphs, study, search_dir / GRAPHS_FOLDER), resume)
+        try_to("no graphs", partial(draw_graphs, study, search_dir / GRAPHS_FOLDER), resume)
         try_report(search_dir)
     _raise_failures(study, search.trials)
     return search_dir

@@ -20,8 +20,7 @@ from optuna.distributions import (
     json_to_distribution,
 )
 
-from jaxrl_atari.checks import Limits, check_fields
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, Limits, check_fields
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_result

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from optuna import Study
 from optuna.trial import FrozenTrial
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import config_source, set_fields
+from jaxrl_atari.cli.config_files import config_source
+from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import try_to
 from jaxrl_atari.report.searches import ranked

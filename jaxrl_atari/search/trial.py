@@ -6,8 +6,7 @@ from pathlib import Path
 
 from optuna.trial import Trial, TrialState
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.layout import session_path, trial_number
 from jaxrl_atari.runs.progress import due

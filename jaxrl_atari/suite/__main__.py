@@ -16,9 +16,8 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.options import FromDirectory, is_given, parse, read_sources
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import changed_fields, flat
+from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
+from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.layout import is_suite, is_sweep, resume_command
@@ -74,7 +73,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     options = parse(Options, arguments, "suite", default, before.config if before else None)
     config = options.config
     require(
-        config.env.game == default.config.env.game and not is_given("--env.game", arguments),
+        config.env.game == default.config.env.game,
         "env.game",
         config.env.game,
         expected="no --env.game in a suite",
@@ -86,16 +85,16 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     if before is not None:
         plan = continue_sweep(plan, before)
         _require_continuation(plan, before, options)
-    _refuse_given(plan, arguments)
+    _refuse_given(plan, options.config, default.config)
     return options, plan, before
 
 
-def _refuse_given(plan: SweepPlan, arguments: Sequence[str] | None) -> None:
+def _refuse_given(plan: SweepPlan, config: Config, default: Config) -> None:
     """Refuses a field that varies and is also given as an option, which would have no effect."""
+    given = changed_fields(default.to_dict(), config.to_dict())
     for name in plan.vary:
-        option = f"--{name.replace('_', '-')}"
-        value = flat(plan.config.to_dict()).get(name)
-        require(not is_given(option, arguments), option, value, f"no such option, because --vary has {name}")
+        _, value = given.get(name, (None, None))
+        require(name not in given, name, value, f"no such option, because --vary has {name}")
 
 
 def _plan(options: Options) -> SweepPlan:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from jaxrl_atari.output import say, try_to, try_to_draw
+from jaxrl_atari.output import say, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import Suite, SuiteResults, read_suite, save_results, suite_results
 from jaxrl_atari.runs.layout import resume_command
@@ -121,7 +121,7 @@ class SuiteResultsKeeper:
         for results in self._by_label.values():
             try_report(results.directory)
         if self._plan.is_sweep:
-            try_to_draw("no graph", self._draw_sweep, self._resume)
+            try_to("no graph", self._draw_sweep, self._resume)
 
     def _draw_sweep(self) -> None:
         """Draws the graph of the sweep, and prints the names of its files."""

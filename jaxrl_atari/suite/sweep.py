@@ -8,8 +8,7 @@ import itertools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json

@@ -4,10 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import Config, flat, parse_value
 from jaxrl_atari.errors import did_you_mean, require
-from jaxrl_atari.option_forms import parse_word
 from jaxrl_atari.trials.varied_fields import COEFFICIENTS, can_vary, fields_that_can_vary
 
 
@@ -30,7 +28,7 @@ def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
         name = field.strip().replace("-", "_")
         require(words, "--vary", text, "FIELD=VALUE,VALUE,... such as ppo.learning_rate=1e-4,2.5e-4")
         require(name not in vary, "--vary", text, f"{name} once, with all its values")
-        vary[name] = [parse_value(word) for word in words.split(",")]
+        vary[name] = [parse_value(word.strip()) for word in words.split(",")]
     check_vary(vary, config)
     return vary
 
@@ -74,22 +72,6 @@ def _similar_name(name: str, config: Config) -> str:
     if "." in prefix:
         names.append(f"{COEFFICIENTS}.{last}")
     return did_you_mean(name, names)
-
-
-def parse_value(text: str) -> Any:
-    """The value of a word of `--vary`: True, False, None, a number or the word itself.
-
-    The type of the field plays no part: `16` and `1e6` are whole numbers, `1.0` and `2.5e-4` are not. For an
-    option, whose type decides this, see `option_forms.parse_number`.
-    """
-    value = parse_word(text.strip())
-    if not isinstance(value, str):
-        return value
-    try:
-        number = float(value)
-    except ValueError:
-        return value
-    return int(number) if number.is_integer() and "." not in value else number
 
 
 def value_text(value: Any) -> str:

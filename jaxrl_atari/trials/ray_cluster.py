@@ -18,9 +18,8 @@ from typing import IO
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError, reason, require
-from jaxrl_atari.hardware.choice import choose_devices
+from jaxrl_atari.hardware.choice import choose_devices, gpu_index
 from jaxrl_atari.hardware.jax_settings import user_environment
-from jaxrl_atari.option_forms import gpu_index
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.trials.resources import MachineShare, ResourcesConfig, allot, check_gpus
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
-from jaxrl_atari.checks import Limits, check_fields
-from jaxrl_atari.config import Config, DevicesConfig
+from jaxrl_atari.config import Config, DevicesConfig, Limits, check_fields
 from jaxrl_atari.envs import user_threads
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.gpus import visible_gpus

@@ -7,9 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.config_checks import check_names_and_minibatches
-from jaxrl_atari.config_dicts import changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import NoLogPoint, Stopped, UserError, reason, require
 from jaxrl_atari.hardware import distributed

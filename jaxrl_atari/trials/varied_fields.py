@@ -1,7 +1,6 @@
 """The fields of the config that may differ between the settings of a sweep, or between the trials of a search."""
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import Config, flat
 
 FIXED_FIELDS = {
     "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol", "env.options",

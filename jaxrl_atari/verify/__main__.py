@@ -16,12 +16,10 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.checks import Limits
-from jaxrl_atari.cli.options import parse
-from jaxrl_atari.config import Config
+from jaxrl_atari.cli.options import ENV_STEPS, SESSION_NUMBERS, RunDir, parse
+from jaxrl_atari.config import Config, Limits
 from jaxrl_atari.errors import UserError, VerificationFailed, require
 from jaxrl_atari.imports.named import WithImports, import_named
-from jaxrl_atari.option_forms import ENV_STEPS, SESSION_NUMBERS, RunDir
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config

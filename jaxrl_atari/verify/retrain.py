@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config, LogConfig
-from jaxrl_atari.config_dicts import changed_fields, config_from_dict
+from jaxrl_atari.config import Config, LogConfig, changed_fields, config_from_dict
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.imports.children import imported_files, imported_modules

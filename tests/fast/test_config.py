@@ -6,8 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.config_dicts import changed_fields, config_from_dict, set_fields
+from jaxrl_atari.config import (
+    Config,
+    DevicesConfig,
+    EnvConfig,
+    LogConfig,
+    PPOConfig,
+    changed_fields,
+    config_from_dict,
+    set_fields,
+)
 from jaxrl_atari.envs.protocols import PROTOCOLS, Rules
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.registry import NETWORKS

@@ -11,8 +11,7 @@ import pytest
 from page_commands import CASES, FENCE, LINK, PAGES, ROOT, text
 from user_commands import run_here, skip_without_extra
 
-from jaxrl_atari.config import Config
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import Config, flat
 
 
 def test_every_link_leads_to_a_file():

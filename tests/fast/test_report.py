@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from sample_runs import FEW_COLUMNS, describe, table, write_run
 
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig
-from jaxrl_atari.config_dicts import flat
+from jaxrl_atari.config import Config, EnvConfig, PPOConfig, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.aggregates import normalised, write_rliable

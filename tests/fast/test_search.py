@@ -16,8 +16,7 @@ from optuna.trial import TrialState
 
 from jaxrl_atari import train
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
 from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.searches import read_trials

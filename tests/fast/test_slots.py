@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from jaxrl_atari.config import Config, DevicesConfig, TrialConfig
-from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.config import Config, DevicesConfig, TrialConfig, set_fields
 from jaxrl_atari.envs import THREADS_VARIABLE, process_threads
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
 from jaxrl_atari.trials.sessions import compile_key

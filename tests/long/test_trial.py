@@ -6,7 +6,7 @@ import pytest
 from small_training import TINY, read_table
 
 from jaxrl_atari import run_training
-from jaxrl_atari.config_dicts import set_fields
+from jaxrl_atari.config import set_fields
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
 

@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from sample_runs import table, write_run
 
-from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.config_dicts import config_from_dict
+from jaxrl_atari.config import NetworkConfig, config_from_dict
 from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import UserError

@@ -11,8 +11,7 @@ from ale_py.env import AtariEnv
 from gymnasium import spaces
 from played_games import assert_equal, play, random_actions
 
-from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.config_dicts import config_from_dict
+from jaxrl_atari.config import Config, EnvConfig, config_from_dict
 from jaxrl_atari.envs import EpisodeCounter, GymnasiumSettings, check_environment, make_pool
 from jaxrl_atari.envs.gymnasium_pool import make_single
 from jaxrl_atari.envs.protocols import GYMNASIUM_RULES, PROTOCOLS

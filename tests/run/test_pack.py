@@ -10,8 +10,7 @@ import pytest
 from small_training import TINY, change, edit_meta
 
 from jaxrl_atari import plots
-from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.config_dicts import config_from_dict
+from jaxrl_atari.config import NetworkConfig, config_from_dict
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.__main__ import main as evaluate
 from jaxrl_atari.evaluate.policy import load_policy
