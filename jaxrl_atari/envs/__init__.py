@@ -19,15 +19,12 @@ actions, both give the same frames and rewards in the games that the tests repla
   and SpaceWar.
 """
 
-import re
-from importlib.metadata import version
-
 import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumSettings
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
-from jaxrl_atari.errors import UserError, require, whole_number_variable
+from jaxrl_atari.errors import require, whole_number_variable
 
 __all__ = [
     "DEFAULT_THREADS_VARIABLE",
@@ -49,8 +46,6 @@ THREADS_VARIABLE = "JAXRL_ATARI_THREADS"
 
 DEFAULT_THREADS_VARIABLE = "JAXRL_ATARI_DEFAULT_THREADS"
 """Environment variable of this package: the same, in a process with a part of the cores; the user's goes first."""
-
-OLDEST_ALE_PY = (0, 12, 1)
 
 
 def user_threads() -> int | None:
@@ -94,21 +89,6 @@ def check_environment(backend: str, game: str, rules: Rules, gymnasium: Gymnasiu
     return gymnasium_pool.check_environment(game, rules, gymnasium)
 
 
-def require_ale_py() -> None:
-    """Refuses an ale-py that is older than this package needs, before it is imported.
-
-    An older version would fail later, with a traceback. All back ends use ale-py, if only for its games and ROMs.
-
-    Raises:
-        UserError: ale-py is too old.
-    """
-    installed = version("ale-py")
-    numbers = [int(number) for number in re.findall(r"\d+", installed)[:3]]
-    if numbers < [*OLDEST_ALE_PY]:
-        oldest = ".".join(map(str, OLDEST_ALE_PY))
-        raise UserError(f"ale-py {installed} is too old: {oldest} or a later one is needed; pip install -U ale-py")
-
-
 def make_pool(
     backend: str,
     game: str,
@@ -144,11 +124,10 @@ def make_pool(
         screens: `EnvPool.screen` will be called; there is no record then. `envpool` has no screens.
 
     Raises:
-        UserError: envpool is not installed, ale-py is too old, the game's ROM cannot be read, or a Gymnasium
+        UserError: envpool is not installed, the game's ROM cannot be read, or a Gymnasium
             environment cannot be used.
         ConfigError: as `process_threads`; or the rules have no limit of frames, which only `gymnasium` supports.
     """
-    require_ale_py()
     limited = rules.max_frames > 0 or backend == "gymnasium"
     require(limited, "env.max_frames", rules.max_frames, "a number above 0 for ALE's games")
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]

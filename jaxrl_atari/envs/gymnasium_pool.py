@@ -14,7 +14,7 @@ by modules that the user has named (`jaxrl_atari/imports/`).
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -27,24 +27,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from jaxrl_atari.envs.games import game_of_id
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, GymnasiumSettings, RawStep
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.errors import ConfigError, UserError, reason, require
+from jaxrl_atari.errors import UserError, reason, require, require_package
 from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 from jaxrl_atari.imports.named import import_inherited
 
 gymnasium.register_envs(ale_py)
-
-RESERVED = {
-    "render_mode": "it is chosen for videos",
-    "obs_type": "the policy sees grey frames",
-    "frameskip": "an env step is 4 emulator frames",
-    "repeat_action_probability": "use env.sticky_actions",
-    "full_action_space": "use env.full_action_space",
-    "max_num_frames_per_episode": "use env.max_frames",
-    "max_episode_steps": "use env.max_frames",
-}
-"""Arguments that are refused in `options` -> why. Only ALE's games refuse all; others refuse `render_mode`."""
-
-INSTALL = "pip install 'jaxrl_atari[gymnasium]'"
 
 
 class FireOnReset(gymnasium.Wrapper):
@@ -61,8 +48,15 @@ class FireOnReset(gymnasium.Wrapper):
 def make_single(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
     """One environment whose observations are frames, uint8 [84, 84]. Arguments and errors: as `make_image_env`."""
     env = make_image_env(game, rules, settings, render)
-    with _closed_on_error(env):
-        return _grey_frames(env, game)
+    shape = env.observation_space.shape
+    assert shape is not None
+    if len(shape) == 3 and shape[-1] == 1:
+        env = wrappers.ReshapeObservation(env, shape[:2])
+    elif len(shape) == 3:
+        env = wrappers.GrayscaleObservation(env)
+    if shape[:2] != (FRAME_SIZE, FRAME_SIZE):
+        env = wrappers.ResizeObservation(env, (FRAME_SIZE, FRAME_SIZE))
+    return env
 
 
 def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
@@ -70,6 +64,8 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
 
     Args:
         game: a registered id.
+        rules: the rules of ALE's games.
+        settings: the options of the environment.
         render: `render()` returns images, if the environment can.
 
     Raises:
@@ -83,47 +79,29 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
             f"env.game = {game!r}: no such environment is registered ({error}); "
             "--import names the module or the file that registers it"
         ) from error
-    arguments = dict(settings.options)
-    reserved = RESERVED if game_of_id(game) else {"render_mode"}
-    for name in arguments:
-        if name in reserved:
-            raise ConfigError("env.options", arguments, f"other arguments than {name}", RESERVED[name])
-    chosen = f" with env.options = {arguments}" if arguments else ""
+    options = dict(settings.options)
+    require("render_mode" not in options, "env.options", options, "no render_mode, which is chosen for videos")
+    make = gymnasium.make if game_of_id(game) is None else partial(_make_atari, rules=rules)
     try:
-        env = _make(game, rules, arguments)
+        env = make(game, **options)
         if render and "rgb_array" in (env.metadata.get("render_modes") or ()):
-            # `TypeError`: a function of the user's takes no `render_mode`.
-            with _closed_on_error(env), contextlib.suppress(TypeError):
-                rendered = _make(game, rules, {**arguments, "render_mode": "rgb_array"})
+            with contextlib.suppress(TypeError):  # a function of the user's takes no `render_mode`
+                rendered = make(game, render_mode="rgb_array", **options)
                 env.close()
                 env = rendered
     except UserError:
         raise
-    except gymnasium.error.DependencyNotInstalled as error:
-        raise UserError(f"env.game = {game!r}: {error}; or, for OpenCV: {INSTALL}") from error
     except Exception as error:  # an environment may raise anything
+        chosen = f" with env.options = {options}" if options else ""
         raise UserError(
             f"env.game = {game!r}: the environment cannot be made{chosen} ({reason(error)})"
         ) from error
-    with _closed_on_error(env):
-        return _select_image(env, game, settings.image_key)
+    return _select_image(env, game, settings.image_key)
 
 
-@contextlib.contextmanager
-def _closed_on_error(env: gymnasium.Env) -> Iterator[None]:
-    """Closes an environment if the block raises an error, which remains the only one."""
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(Exception):  # an environment may raise anything
-            env.close()
-        raise
-
-
-def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.Env:
-    """An environment as it is registered, or a game of ALE under the rules of its protocol."""
-    if game_of_id(game) is None:
-        return gymnasium.make(game, **arguments)
+def _make_atari(game: str, *, rules: Rules, **options: Any) -> gymnasium.Env:
+    """A game of ALE under the rules of its protocol; `options` are other arguments of the environment."""
+    require_package("cv2", "gymnasium")
     env = gymnasium.make(
         game,
         frameskip=1,
@@ -132,27 +110,22 @@ def _make(game: str, rules: Rules, arguments: Mapping[str, Any]) -> gymnasium.En
         max_num_frames_per_episode=rules.max_frames,
         max_episode_steps=-1,  # no time limit by Gymnasium
         disable_env_checker=True,
-        **arguments,
+        **options,
     )
-    with _closed_on_error(env):
-        if not isinstance(env.action_space, spaces.Discrete):
-            raise ConfigError("env.options", dict(arguments), "arguments that keep the actions discrete")
-        if rules.fire_on_reset and "FIRE" in env.unwrapped.get_action_meanings():  # type: ignore[attr-defined]
-            env = FireOnReset(env)  # before the no-ops, as with the back end `ale`
-        return wrappers.AtariPreprocessing(
-            env, noop_max=rules.noop_max, frame_skip=FRAME_SKIP, screen_size=FRAME_SIZE
-        )
+    if rules.fire_on_reset and "FIRE" in env.unwrapped.get_action_meanings():  # type: ignore[attr-defined]
+        env = FireOnReset(env)  # before the no-ops, as with the back end `ale`
+    return wrappers.AtariPreprocessing(env, noop_max=rules.noop_max, frame_skip=FRAME_SKIP, screen_size=FRAME_SIZE)
 
 
 def _select_image(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
     """An environment whose observations are images. In place of dictionaries, it has their entry `image_key`.
 
     Raises:
-        UserError: its actions are not discrete, or there is no such image.
+        UserError: its actions are not discrete, there is no such image, or OpenCV is missing to resize it.
     """
-    if not isinstance(env.action_space, spaces.Discrete):
-        hint = "a wrapper in your own registration can make them discrete"
-        raise ConfigError("env.game", game, f"discrete actions, and it has {env.action_space}", hint)
+    hint = "a wrapper in your own registration can change them"
+    expected = f"discrete actions, and it has {env.action_space}"
+    require(isinstance(env.action_space, spaces.Discrete), "env.game", game, expected, hint)
     space = env.observation_space
     if isinstance(space, spaces.Dict):
         images = [key for key, each in space.items() if _is_image(each)]
@@ -161,30 +134,14 @@ def _select_image(env: gymnasium.Env, game: str, image_key: str | None) -> gymna
         key = str(image_key)
         env = wrappers.TransformObservation(env, lambda observation: observation[key], space[key])
         space = space[key]
-    elif image_key is not None:
+    else:
         expected = f"nothing; the observations of {game} are not dictionaries"
-        raise ConfigError("env.image_key", image_key, expected, "leave it out")
-    if not _is_image(space):
-        shapes = "[height, width], [height, width, 1] or [height, width, 3]"
-        expected = f"image observations (uint8 from 0 to 255, {shapes})"
-        hint = "a wrapper in your own registration can change them"
-        raise ConfigError("env.game", game, f"{expected}, and it has {space}", hint)
-    return env
-
-
-def _grey_frames(env: gymnasium.Env, game: str) -> gymnasium.Env:
-    """Wraps an environment whose observations are images, so that they are grey frames, uint8 [84, 84]."""
-    shape = env.observation_space.shape
-    assert shape is not None
-    if len(shape) == 3 and shape[-1] == 1:
-        env = wrappers.ReshapeObservation(env, shape[:2])
-    elif len(shape) == 3:
-        env = wrappers.GrayscaleObservation(env)
-    if shape[:2] != (FRAME_SIZE, FRAME_SIZE):
-        try:
-            env = wrappers.ResizeObservation(env, (FRAME_SIZE, FRAME_SIZE))
-        except gymnasium.error.DependencyNotInstalled as error:
-            raise UserError(f"env.game = {game!r}: {error}; {INSTALL}") from error
+        require(image_key is None, "env.image_key", image_key, expected)
+    shapes = "[height, width], [height, width, 1] or [height, width, 3]"
+    expected = f"image observations (uint8 from 0 to 255, {shapes}), and it has {space}"
+    require(_is_image(space), "env.game", game, expected, hint)
+    if space.shape is not None and space.shape[:2] != (FRAME_SIZE, FRAME_SIZE):
+        require_package("cv2", "gymnasium")
     return env
 
 
@@ -197,21 +154,20 @@ def _is_image(space: spaces.Space) -> bool:
 
 
 def check_environment(game: str, rules: Rules, settings: GymnasiumSettings) -> str:
-    """Makes an environment once and returns one line on its actions and images.
+    """Makes an environment once, starts it, and returns one line on its actions and images.
 
     Raises:
-        UserError: as `make_image_env`.
+        UserError: as `make_image_env`; or the first observation is not of the type of its space.
     """
-    env = make_image_env(game, rules, settings)
-    assert isinstance(env.action_space, spaces.Discrete)
-    assert env.observation_space.shape is not None
-    height, width = env.observation_space.shape[:2]
-    line = f"{game}: {env.action_space.n} actions, images of {width} x {height} pixels"
-    try:
-        _grey_frames(env, game)
-    finally:
-        env.close()
-    return line
+    with contextlib.closing(make_image_env(game, rules, settings)) as env:
+        assert isinstance(env.action_space, spaces.Discrete)
+        assert env.observation_space.shape is not None
+        height, width = env.observation_space.shape[:2]
+        image, _ = env.reset(seed=0)
+    found = np.asarray(image).dtype
+    hint = "the environment declares these in its observation_space"
+    require(found == np.uint8, "env.game", game, f"images of uint8 from 0 to 255, and it returns {found}", hint)
+    return f"{game}: {env.action_space.n} actions, images of {width} x {height} pixels"
 
 
 def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -258,6 +214,7 @@ class GymnasiumPool(EnvPool):
         self._first_action = int(space.start)
         self._is_atari = game_of_id(game) is not None
         self._seeds = list(seeds)
+        self._steps = 0
         self._actions = np.zeros(len(seeds), np.int64)
         self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # of the newest step
         super().__init__(envs, len(seeds), num_actions=int(space.n))
@@ -274,20 +231,15 @@ class GymnasiumPool(EnvPool):
             self._envs.step_async(self._actions)
 
     def _recv(self) -> RawStep:
-        if isinstance(self._envs, AsyncVectorEnv):
-            return self._raw(*self._envs.step_wait())
-        return self._raw(*self._envs.step(self._actions))
-
-    def _raw(
-        self,
-        frame: np.ndarray,
-        reward: np.ndarray,
-        terminated: np.ndarray,
-        truncated: np.ndarray,
-        info: dict[str, Any],
-    ) -> RawStep:
-        self._frame = frame
-        return RawStep(frame, reward, terminated, truncated, self._lives(info))
+        is_async = isinstance(self._envs, AsyncVectorEnv)
+        returned = self._envs.step_wait() if is_async else self._envs.step(self._actions)
+        self._frame, reward, terminated, truncated, info = returned
+        self._steps += 1
+        for i in np.flatnonzero(~np.isfinite(reward)):
+            raise UserError(
+                f"env.game: environment {i} returned the reward {reward[i]} in its step {self._steps:,}"
+            )
+        return RawStep(self._frame, reward, terminated, truncated, self._lives(info))
 
     def _lives(self, info: dict[str, Any]) -> np.ndarray:
         """The lives of each environment, int32 [n]."""

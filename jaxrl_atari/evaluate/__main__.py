@@ -10,7 +10,6 @@ From Python, use `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
 import dataclasses
-import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from jaxrl_atari.config import GpuWord, Limits
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import run_evaluation
-from jaxrl_atari.evaluate.policy import Policy, find_session, load_session_policy
+from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.imports.named import WithImports, import_named
@@ -79,106 +78,49 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Plays full games with the chosen checkpoints, and prints and saves their scores."""
     options = parse(Options, arguments, "evaluate")
     import_named(options.imports)
-    policies = _load_policies(options)
-    run_dir = policies[0].session_dir.absolute().parent
     every_session = options.session == "all"
-    directories = [policy.session_dir for policy in policies]
+    sessions: Sequence[int | None] = [options.session] if isinstance(options.session, int) else [None]
     if every_session:
-        directories.append(run_dir)
-    _check_writable(directories, options.video)
-    files = ResultFiles()
-    results = [_evaluate(policy, options, options.seed + i, files) for i, policy in enumerate(policies)]
-    if every_session:
-        _summarise(run_dir, results, _settings(policies[-1], options), options.seed, files)
-    picked = _optimistic_pick(options, run_dir)
-    if picked:
-        advice = "to quote a score, use --session all --checkpoint latest"
-        say(f"note: the best {picked} is an optimistic pick; {advice}")
-    if (run_dir / REPORT_FILE).is_file():
-        try_report(run_dir)
-    if files.problems:
-        raise UserError(f"not saved: {'; '.join(files.problems)}; the scores are shown above")
-
-
-def _optimistic_pick(options: Options, run_dir: Path) -> str:
-    """What was chosen by its score in training: `checkpoint`, `session`, or nothing (empty)."""
-    if options.checkpoint == "best":
-        return "checkpoint"
-    chooses_session = options.session == "best" and options.run_dir.samefile(run_dir)
-    return "session" if chooses_session and len(session_dirs(run_dir)) > 1 else ""
-
-
-def _chosen_sessions(options: Options) -> list[Path]:
-    """The directories of the sessions that are to play.
-
-    Raises:
-        UserError: as `find_session`.
-    """
-    numbers: Sequence[int | None] = [options.session] if isinstance(options.session, int) else [None]
-    if options.session == "all":
-        numbers = range(read_config(options.run_dir).sessions)
-    skip_damaged = options.checkpoint == "latest"
-    return [find_session(options.run_dir, number, skip_damaged=skip_damaged) for number in numbers]
-
-
-def _load_policies(options: Options) -> list[Policy]:
-    """Loads the policies of the sessions that are to play, on the device that is to act.
-
-    Raises:
-        UserError: as `find_session` and `load_session_policy`; or there is no such device.
-    """
-    chosen = _chosen_sessions(options)  # before the cache of compiled programs is made
+        sessions = range(read_config(options.run_dir).sessions)
     for line in tune_process():
         say(line)
     do_not_preallocate()  # beside a training run
     device = pick_device(options.gpu, field="--gpu")
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
-    return [
-        load_session_policy(path, options.checkpoint, device=device, backend=options.backend) for path in chosen
+    policies = [
+        load_policy(options.run_dir, options.checkpoint, device=device, session=number, backend=options.backend)
+        for number in sessions
     ]
+    run_dir = policies[0].session_dir.absolute().parent
+    problems: list[str] = []
+    results = [_evaluate(policy, options, options.seed + i, problems) for i, policy in enumerate(policies)]
+    if every_session:
+        _summarise(run_dir, results, _settings(policies[-1], options), options.seed, problems)
+    picked = ""
+    if options.checkpoint == "best":
+        picked = "checkpoint"
+    elif options.session == "best" and options.run_dir.samefile(run_dir) and len(session_dirs(run_dir)) > 1:
+        picked = "session"
+    if picked:
+        advice = "to quote a score, use --session all --checkpoint latest"
+        say(f"note: the best {picked} is an optimistic pick; {advice}")
+    if (run_dir / REPORT_FILE).is_file():
+        try_report(run_dir)
+    if problems:
+        raise UserError(f"not saved: {'; '.join(problems)}; the scores are shown above")
 
 
-def _check_writable(directories: Sequence[Path], video: bool) -> None:
-    """Names the directories for results that cannot be written to, before anything is played.
-
-    Args:
-        directories: those of the sessions and, for the mean over sessions, that of the run.
-        video: whether videos are to be recorded.
-
-    Raises:
-        UserError: there is such a directory, and videos are to be recorded.
-    """
-    unwritable = [str(directory) for directory in directories if not os.access(directory, os.W_OK)]
-    if not unwritable:
-        return
-    problem = f"{', '.join(unwritable)} cannot be written to"
-    if video:
-        raise UserError(f"--video: {problem}; leave it out, or copy the run elsewhere")
-    say(f"note: {problem}: the results there are shown, not saved, and the exit status is 2")
+def _save(path: Path, values: Mapping[str, Any], problems: list[str]) -> None:
+    """Writes a JSON file. If it cannot be written, its error joins `problems`: the results are still shown."""
+    problem = try_write_json(path, values)
+    if problem:
+        problems.append(problem)
+    else:
+        say(f"written: {path}")
 
 
-class ResultFiles:
-    """Writes result files. One that cannot be written does not end the command, which still shows the results."""
-
-    def __init__(self) -> None:
-        self.problems: list[str] = []
-        """Why files could not be written."""
-
-    def failed(self, problem: str) -> None:
-        """Notes why a file could not be written."""
-        self.problems.append(problem)
-
-    def save(self, path: Path, values: Mapping[str, Any]) -> None:
-        """Writes a JSON file and prints its path."""
-        problem = try_write_json(path, values)
-        if problem:
-            self.failed(problem)
-        else:
-            say(f"written: {path}")
-
-
-def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -> SessionEvaluation:
+def _evaluate(policy: Policy, options: Options, seed: int, problems: list[str]) -> SessionEvaluation:
     """Plays the games of one session, prints and saves their scores, and records the video if it is wanted."""
     env = policy.config.env
     session_dir = policy.session_dir
@@ -209,9 +151,9 @@ def _evaluate(policy: Policy, options: Options, seed: int, files: ResultFiles) -
         "truncated": [game.truncated for game in result.games],
     }
     path = unused(evaluation_file(session_dir, policy.env_steps))
-    files.save(path, evaluation)
+    _save(path, evaluation, problems)
     if options.video:
-        _record(policy, path, seed, options.greedy, files)
+        _record(policy, path, seed, options.greedy, problems)
     return evaluation
 
 
@@ -232,7 +174,7 @@ def _settings(policy: Policy, options: Options) -> EvaluationSettings:
     }
 
 
-def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: ResultFiles) -> None:
+def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, problems: list[str]) -> None:
     """Records a game: a video, and a page with the video and the network's outputs.
 
     Args:
@@ -245,7 +187,7 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
     try:
         game = record_video(policy, video, seed=seed, greedy=greedy, say=say, page=page)
     except (UserError, OSError) as error:
-        files.failed(reason(error))
+        problems.append(reason(error))
         return
     say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
     say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
@@ -253,11 +195,11 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, files: Re
         try:
             add_to_tensorboard(video, policy.env_steps)
         except (OSError, subprocess.SubprocessError) as error:
-            files.failed(f"the video in TensorBoard ({reason(error)})")
+            problems.append(f"the video in TensorBoard ({reason(error)})")
 
 
 def _summarise(
-    run_dir: Path, results: list[SessionEvaluation], settings: EvaluationSettings, seed: int, files: ResultFiles
+    run_dir: Path, results: list[SessionEvaluation], settings: EvaluationSettings, seed: int, problems: list[str]
 ) -> None:
     """Prints the mean over sessions with its interval, and saves it in evaluation.json with all returns.
 
@@ -284,7 +226,7 @@ def _summarise(
         "cut_off": sum(result["cut_off"] for result in results),
         "returns": [result["returns"] for result in results],
     }
-    files.save(unused(run_dir / EVALUATION_SUMMARY_FILE), summary)
+    _save(unused(run_dir / EVALUATION_SUMMARY_FILE), summary, problems)
 
 
 if __name__ == "__main__":

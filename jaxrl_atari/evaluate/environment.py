@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND, EnvPool
-from jaxrl_atari.evaluate.pools import make_evaluation_pool
+from jaxrl_atari.evaluate.play import make_evaluation_pool
 
 
 def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:
@@ -81,7 +81,7 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             step = pool.reset()
         self._over = False
         self._frames.extend([step.frame[0]] * STACK)
-        return self._observation(), _info(pool)
+        return self._observation(), {"lives": int(pool.lives[0])}
 
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Makes an env step.
@@ -98,8 +98,9 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         step = self._pool.step(np.array([action]))
         self._frames.append(step.frame[0])
         self._over = bool(step.terminated[0] or step.truncated[0])
-        reward = float(step.reward[0])
-        return self._observation(), reward, bool(step.terminated[0]), bool(step.truncated[0]), _info(self._pool)
+        terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
+        info = {"lives": int(self._pool.lives[0])}
+        return self._observation(), float(step.reward[0]), terminated, truncated, info
 
     def _observation(self) -> np.ndarray:
         return np.stack(self._frames, axis=-1)
@@ -121,7 +122,3 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         if self._pool is not None:
             self._pool.close()
             self._pool = None
-
-
-def _info(pool: EnvPool) -> dict[str, int]:
-    return {"lives": int(pool.lives[0])}

@@ -12,12 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_atari.config import EvaluationConfig, check_fields
-from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
+from jaxrl_atari.config import EnvConfig, EvaluationConfig, check_fields
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.pool import FRAME_SKIP
 from jaxrl_atari.evaluate.policy import Decision, Policy
-from jaxrl_atari.evaluate.pools import make_evaluation_pool
 from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
 from jaxrl_atari.keys import EVALUATION_STREAM, new_key
 
@@ -50,6 +49,25 @@ class EvaluationResult:
     def num_truncated(self) -> int:
         """The number of games that reached their time limit. Their returns count too."""
         return sum(game.truncated for game in self.games)
+
+
+def make_evaluation_pool(env: EnvConfig, num_envs: int, *, seed: int, screens: bool = False) -> EnvPool:
+    """Makes a pool that plays as in training, on other seeds.
+
+    Args:
+        env: the config of the environment in training.
+        num_envs: number of games played at once.
+        seed: seed of the games; see `make_pool`.
+        screens: `EnvPool.screen` will be called. `envpool` has no colour screens: `ale` plays in its place.
+
+    Raises:
+        UserError: as `make_pool`.
+    """
+    backend = "ale" if screens and env.backend == "envpool" else env.backend
+    return make_pool(
+        backend, env.game_name, num_envs, seed=seed,
+        num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium, screens=screens,
+    )  # fmt: skip
 
 
 @jax.jit

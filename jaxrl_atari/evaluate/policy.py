@@ -20,7 +20,7 @@ from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network, Observation, Outputs, is_recurrent
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint, saved_return_mean
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, session_path
+from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
 from jaxrl_atari.session_arrays import abstract_params
 
 _log = logging.getLogger(__name__)
@@ -156,58 +156,6 @@ def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, n
     return Policy(config, network, jax.device_put(params, device), device, session_dir, env_steps, num_actions)
 
 
-def find_session(run_dir: str | Path, session: int | None, *, skip_damaged: bool = False) -> Path:
-    """The directory of a session that has a checkpoint.
-
-    Args:
-        run_dir: directory of a run, or of the session itself.
-        session: number of the session in the run; None: the session whose checkpoints have the highest mean
-            return of 100 games.
-        skip_damaged: ignore checkpoints whose mean return cannot be read, instead of raising an error.
-
-    Raises:
-        UserError: the directory holds no run, or several sessions, one of which has a damaged checkpoint; the
-            session has no checkpoint.
-    """
-    directory = _session_dir(Path(run_dir).expanduser(), session, skip_damaged)
-    if not checkpoint_env_steps(directory):
-        raise UserError(f"{directory}: holds no checkpoint; there is no such session, or it has written none yet")
-    return directory
-
-
-def _session_dir(path: Path, session: int | None, skip_damaged: bool) -> Path:
-    """See `find_session`; there may be no checkpoint."""
-    if session is not None:
-        return session_path(path, session)
-    if (path / CHECKPOINTS_FOLDER).is_dir():
-        return path
-    sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
-    with_checkpoints = [each for each in sessions if checkpoint_env_steps(each)]
-    if len(with_checkpoints) < 2:
-        return (with_checkpoints or sessions)[0]
-    return max(with_checkpoints, key=partial(_best_return_mean, skip_damaged=skip_damaged))
-
-
-def _best_return_mean(session_dir: Path, skip_damaged: bool) -> float:
-    """The highest `return_mean` at a checkpoint of a session; -inf if no game had ended.
-
-    Raises:
-        DamagedCheckpoint: that of a checkpoint cannot be read; not with `skip_damaged`.
-    """
-    checkpoints = Checkpoints(session_dir)
-    best = -np.inf
-    for env_steps in checkpoints.env_steps():
-        try:
-            return_mean = saved_return_mean(checkpoints.read_meta(env_steps))
-        except DamagedCheckpoint:
-            if not skip_damaged:
-                raise
-            continue
-        if return_mean is not None:
-            best = max(best, return_mean)
-    return best
-
-
 def load_policy(
     run_dir: str | Path,
     checkpoint: Literal["best", "latest"] | int = "best",
@@ -223,26 +171,22 @@ def load_policy(
         checkpoint: `best` (by mean return of the last 100 games), `latest` (a warning names newer checkpoints that
             are damaged), or an env step.
         device: the device that acts; None: the first GPU, or the CPU if there is none.
-        session: see `find_session`.
+        session: number of the session in the run; None: the session whose checkpoints have the highest mean return
+            of 100 games.
         backend: emulator pool; None: as in training. Another pool may have another emulator or start games
             otherwise, so scores may differ.
 
     Raises:
         UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
-    directory = find_session(run_dir, session, skip_damaged=checkpoint == "latest")
-    return load_session_policy(directory, checkpoint, device=device or pick_device("auto"), backend=backend)
-
-
-def load_session_policy(
-    session_dir: Path,
-    checkpoint: Literal["best", "latest"] | int,
-    *,
-    device: jax.Device,
-    backend: Literal["ale", "envpool", "gymnasium"] | None,
-) -> Policy:
-    """`load_policy` for a session that `find_session` has found."""
+    path = Path(run_dir).expanduser()
+    session_dir = _best_session(path) if session is None else session_path(path, session)
     checkpoints = Checkpoints(session_dir)
+    if not checkpoints.env_steps():
+        raise UserError(
+            f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet"
+        )
+    device = device or pick_device("auto")
 
     def restore_target(meta: dict[str, Any]) -> Any:
         """The shapes of the parameters and the device that they go to."""
@@ -264,13 +208,39 @@ def load_session_policy(
         # Options of training that the other back end may refuse, and that change no game.
         mode = config.env.vectorization_mode if backend == "gymnasium" else "sync"
         env = dataclasses.replace(env, backend=backend, anchor_steps=0, vectorization_mode=mode)
-    network = make_network(config.network, meta["num_actions"], device_class(device))
     return Policy(
         config=dataclasses.replace(config, env=env),
-        network=network,
+        network=make_network(config.network, meta["num_actions"], device_class(device)),
         params=arrays["train_state"]["params"],
         device=device,
         session_dir=session_dir,
         env_steps=env_steps,
         num_actions=meta["num_actions"],
     )
+
+
+def _best_session(path: Path) -> Path:
+    """The session of a run whose checkpoints have the highest mean return; or `path`, if that is a session.
+
+    A checkpoint whose mean return cannot be read does not count; a warning names it.
+
+    Raises:
+        UserError: the directory holds no run.
+    """
+    if (path / CHECKPOINTS_FOLDER).is_dir():
+        return path
+    sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
+    best, best_return = None, -np.inf
+    for session_dir in sessions:
+        checkpoints = Checkpoints(session_dir)
+        for env_steps in checkpoints.env_steps():
+            try:
+                return_mean = saved_return_mean(checkpoints.read_meta(env_steps))
+            except DamagedCheckpoint as error:
+                _log.warning("%s; it does not count where the best session is chosen", error)
+                return_mean = None
+            if return_mean is None:
+                return_mean = -np.inf  # no game had ended
+            if best is None or return_mean > best_return:
+                best, best_return = session_dir, return_mean
+    return best or sessions[0]

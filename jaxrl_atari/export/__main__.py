@@ -5,12 +5,13 @@
 | file | content |
 |---|---|
 | policy.onnx | a program for any ONNX runtime, from frame stacks to logits and value |
-| policy.npz, play.py | the parameters, and a program on NumPy and ale-py that plays games with them |
-| policy.jaxexport | a program for JAX, serialized by `jax.export` |
+| play.py | plays games with policy.onnx, on onnxruntime and ale-py |
+| policy.jaxexport | a program for JAX (StableHLO), serialised by `jax.export` |
 | README.md | game, protocol, preprocessing, score, and how to use each file |
 
-The command needs pip install 'jaxrl_atari[export]'. All three programs compute in float32. Before the command
-writes anything, it runs them on the same inputs and compares their outputs.
+The command needs pip install 'jaxrl_atari[export]'. Both programs compute in float32. Before the command writes
+anything, it runs them on the same inputs and compares their outputs. A network of the user's own has no graph for
+ONNX; it is exported for JAX alone.
 """
 
 import dataclasses
@@ -22,7 +23,6 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, parse
 from jaxrl_atari.errors import require_package
 from jaxrl_atari.evaluate.policy import load_policy
-from jaxrl_atari.export.programs import export_policy
 from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.output import say
@@ -45,11 +45,13 @@ class Options(WithImports):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Writes a policy to a new folder, and prints by how much its programs differ."""
+    """Writes a policy to a new folder."""
     options = parse(Options, arguments, "export")
     import_named(options.imports)
     for package in ("onnx", "onnxruntime"):
         require_package(package, "export")
+    from jaxrl_atari.export.folder import export_policy
+
     if options.output is not None:
         require_new_folder(options.output, "--output")
     limit_to_cpu()  # a GPU may be training
@@ -57,11 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = None if options.session == "best" else options.session
     policy = load_policy(options.run_dir, options.checkpoint, session=session)
     directory = options.output or unused(policy.session_dir / f"export_{policy.env_steps}")
-    difference = export_policy(policy, run, directory)
-    say(
-        f"{run.config.env.game_name}, session {session_number(policy.session_dir)}, env step {policy.env_steps:,}:"
-        f" NumPy, onnxruntime and JAX differ by {difference:.1e} at most\nexported: {directory}"
-    )
+    export_policy(policy, run, directory)
+    session_name = f"session {session_number(policy.session_dir)}"
+    say(f"{run.config.env.game_name}, {session_name}, env step {policy.env_steps:,}\nexported: {directory}")
 
 
 if __name__ == "__main__":

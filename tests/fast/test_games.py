@@ -31,20 +31,14 @@ def test_every_game_of_the_emulator_has_a_row_unless_it_needs_two_players():
 
 def test_rows_hold_the_published_numbers():
     qbert, pong, kaboom = GAMES["Qbert"], GAMES["Pong"], GAMES["Kaboom"]
-    assert qbert.gae_lambda == 0.95
     assert qbert.references == (
         ("SLM Lab's PPO (v5, 10M env steps, λ 0.95)", 15460.48, None),
         ("SLM Lab's tutorial (v5, 10M env steps, λ 0.95)", 15094, None),
     )
-    assert [each and each.score for each in (qbert.random, qbert.human, qbert.dqn_random)] == [
-        164.0,
-        13455.0,
-        163.9,
-    ]
+    scores = [each and each.score for each in (qbert.random, qbert.human, qbert.dqn_random)]
+    assert scores == [164.0, 13455.0, 163.9]
     assert (pong.gae_lambda, pong.references[0].score, pong.random.score) == (0.85, 16.69, -20.25)
     assert (kaboom.references, kaboom.random, kaboom.human) == ((), None, None)
-    tutorials = {name: game.references[1].score for name, game in GAMES.items() if len(game.references) > 1}
-    assert tutorials == {"Qbert": 15094, "MsPacman": 2372, "Breakout": 327, "Pong": 16.91}
 
 
 def test_games_that_wait_for_fire():
@@ -59,15 +53,11 @@ def test_games_that_wait_for_fire():
 def test_classic_has_its_own_references_and_its_own_random_play():
     classic = {name: game for name in GAMES if (game := game_under(name, "classic")).references}
     assert len(classic) == 63
-    of_cleanrl = {name: game for name, game in classic.items() if game.references[0].source.startswith("CleanRL")}
-    assert len(of_cleanrl) == 57
-    assert all(game.random is not None and game.human is not None for game in of_cleanrl.values())
+    assert sum(game.references[0].source.startswith("CleanRL") for game in classic.values()) == 57
     cleanrl, baselines, slm_lab = classic["Qbert"].references
     assert cleanrl == ("CleanRL's PPO (classic, 10M env steps, λ 0.95)", 17246.27, 605.4)
     assert baselines.source == "OpenAI Baselines' ppo2 (classic, 10M env steps, λ 0.95)"
     assert slm_lab == ("SLM Lab v4's PPO (classic, 10M env steps, λ 0.70)", 13460, None)
-    assert classic["Adventure"].references == (("SLM Lab v4's PPO (classic, 10M env steps, λ 0.70)", -0.3, None),)
-    assert sum(any("v4" in each.source for each in game.references) for game in classic.values()) == 62
     assert game_under("Qbert", "classic").random != game_under("Qbert", "v5").random
 
 
@@ -75,59 +65,38 @@ def test_the_default_lambda_is_the_most_frequent_tuned_one():
     tuned = Counter(game.gae_lambda for game in GAMES.values() if game.references)
     assert tuned.most_common(1)[0][0] == DEFAULT_GAE_LAMBDA
     assert set(tuned) == {0.95, 0.85, 0.7}
-    assert GAMES["Kaboom"].gae_lambda == DEFAULT_GAE_LAMBDA
-    assert GAMES["Breakout"].gae_lambda == 0.7
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("Qbert", ("Qbert", None)),
-        ("qbert", ("Qbert", None)),
-        ("ms_pacman", ("MsPacman", None)),
-        ("MsPacman", ("MsPacman", None)),
-        ("Ms. Pac-Man", ("MsPacman", None)),
-        ("tic_tac_toe_3d", ("TicTacToe3D", None)),
-        ("ALE/Qbert-v5", ("Qbert", "v5")),
-        ("QbertNoFrameskip-v4", ("Qbert", "classic")),
-        ("ale/ms_pacman-v5", ("MsPacman", "v5")),
-        ("breakoutnoframeskip-v4", ("Breakout", "classic")),
-    ],
-)
-def test_spellings_of_a_name(name, expected):
-    assert parse_game(name) == expected
+def test_spellings_of_a_name():
+    for name, expected in {
+        "qbert": ("Qbert", None),
+        "ms_pacman": ("MsPacman", None),
+        "Ms. Pac-Man": ("MsPacman", None),
+        "tic_tac_toe_3d": ("TicTacToe3D", None),
+        "ale/ms_pacman-v5": ("MsPacman", "v5"),
+        "breakoutnoframeskip-v4": ("Breakout", "classic"),
+    }.items():
+        assert parse_game(name) == expected
+    for name in GAMES:
+        assert parse_game(name) == (name, None)
+        assert parse_game(f"ALE/{name}-v5") == (name, "v5")
+        assert parse_game(f"{name}NoFrameskip-v4") == (name, "classic")
 
 
-@pytest.mark.parametrize("name", GAMES)
-def test_every_canonical_name_is_parsed_as_itself(name):
-    assert parse_game(name) == (name, None)
-    assert parse_game(f"ALE/{name}-v5") == (name, "v5")
-    assert parse_game(f"{name}NoFrameskip-v4") == (name, "classic")
-
-
-QBERT = "ALE/Qbert-v5 .* QbertNoFrameskip-v4"
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    {
-        "Qbert-v4": QBERT,
-        "Qbert-v5": QBERT,
-        "QbertDeterministic-v4": QBERT,
-        "QbertNoFrameskip-v0": QBERT,
-        "ALE/Qbert-ram-v5": QBERT,
-        "ALE/Qbert": QBERT,
+def test_the_error_for_another_name_says_what_to_write():
+    qbert = "ALE/Qbert-v5 .* QbertNoFrameskip-v4"
+    for name, hint in {
+        "Qbert-v4": qbert,
+        "QbertDeterministic-v4": qbert,
+        "QbertNoFrameskip-v0": qbert,
+        "ALE/Qbert-ram-v5": qbert,
+        "ALE/Qbert": qbert,
         "Breakuot-v4": "ALE/Breakout-v5 .* BreakoutNoFrameskip-v4",
-        "Qbret": "did you mean .*Qbert",
-        "ALE/Pnog-v5": "did you mean .*Pong",
         "Combat-v4": "one of ALE's 104 games for one player",
-        "": "for example Qbert",
         "xyzzyxyzzy-v4": "for example Qbert",
-    }.items(),
-)
-def test_the_error_for_another_name_says_what_to_write(name, message):
-    with pytest.raises(ConfigError, match=rf"env.game = '{name}': expected .*{message}"):
-        parse_game(name)
+    }.items():
+        with pytest.raises(ConfigError, match=rf"env.game = '{name}': expected .*{hint}"):
+            parse_game(name)
 
 
 def test_scores_are_known_under_their_protocol_alone():
