@@ -1,28 +1,20 @@
-"""Atomic writes, locks, unused names, and the git revision of a run."""
+"""Files and directories of runs: atomic writes, locks, unused names, the user's code, and config.json."""
 
-import errno
-import fcntl
-import json
-import multiprocessing
-import os
+import re
 import resource
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+from datetime import UTC, datetime
 
+import jax
 import pytest
+from sample_runs import write_checkpoint
+from small_training import TINY, change
 
-import jaxrl_atari
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 from jaxrl_atari.imports.named import import_named
-from jaxrl_atari.runs import run_dir
-from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.files import create_file, only_writer, unused, write_file
-from jaxrl_atari.runs.run_dir import is_only_copy, keep_code
+from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
+from jaxrl_atari.runs.files import create_file, only_writer, read_json, unused, write_file, write_json
+from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
@@ -39,38 +31,21 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def write_and_read(path, letter):
-    for _ in range(20):
-        write_file(path, letter * 100_000)
-        assert len(set(path.read_text())) == 1  # a mixture would have several letters
-
-
-def test_several_processes_can_write_one_file(tmp_path):
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        pool.starmap(write_and_read, [(tmp_path / "file", letter) for letter in "abc"])
+def test_a_file_is_created_once(tmp_path):
+    path = tmp_path / "file"
+    assert create_file(path, "first")
+    assert not create_file(path, "second")
+    assert path.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
 
 
 def test_an_unused_name_is_numbered(tmp_path):
     for name in ("metrics.csv", "metrics_2.csv", "metrics_3.csv"):
         assert unused(tmp_path / "metrics.csv") == tmp_path / name
         (tmp_path / name).touch()
-    for name in (
-        "lr0.001_20260101",
-        "lr0.001_20260101_2",
-        "lr0.001_20260101_3",
-    ):  # the name of a run has no suffix
+    for name in ("lr0.001_20260101", "lr0.001_20260101_2"):  # the name of a run has no suffix
         assert unused(tmp_path / "lr0.001_20260101") == tmp_path / name
         (tmp_path / name).mkdir()
-
-
-def test_runs_that_start_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
-    config = Config(output_dir=str(tmp_path))
-    first = run_dir.make_run_dir(config)
-    taken = iter([first])  # another run takes the name after it was found unused
-    monkeypatch.setattr(run_dir, "unused", lambda path: next(taken, None) or unused(path))
-    second = run_dir.make_run_dir(config)
-    assert second != first
-    assert second.is_dir()
 
 
 def test_a_directory_has_one_writer_at_a_time(tmp_path):
@@ -84,54 +59,51 @@ def test_a_directory_has_one_writer_at_a_time(tmp_path):
         pass
 
 
-def test_a_file_system_without_fsync_is_written_to(tmp_path, monkeypatch):
-    def fsync(descriptor):
-        raise OSError(errno.EINVAL, "Invalid argument")
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    write_file(tmp_path / "file", "new")
-    assert (tmp_path / "file").read_text() == "new"
+# --- The directory of a run --------------------------------------------------------------------------------------
 
 
-def test_a_lock_that_cannot_be_taken_is_an_error_unless_the_file_system_has_none(tmp_path, monkeypatch):
-    def fail(number):
-        def flock(descriptor, operation):
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(fcntl, "flock", flock)
-
-    fail(errno.ENOLCK)
-    with only_writer(tmp_path):
-        pass
-    fail(errno.EBADF)  # NFS, for a file that was opened for reading
-    with (
-        pytest.raises(UserError, match=r"\.lock: cannot be locked \(Bad file descriptor\)"),
-        only_writer(tmp_path),
+def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
+    config = change(TINY, output_dir=str(tmp_path))
+    made = {make_run_dir(config) for _ in range(3)}
+    assert len(made) == 3
+    assert all(re.fullmatch(r"tiny_\d{8}_\d{6}(_\d)?", path.name) for path in made)
+    (tmp_path / "notes").touch()
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    (taken / "search.json").write_text("{}")
+    for folder, problem in (
+        (tmp_path, "holds .*, and no run"),
+        (tmp_path / "notes" / "run", "Not a directory"),
+        (taken, f"holds a search, which `python -m jaxrl_atari.search --resume {taken}` continues"),
     ):
-        pass
+        with pytest.raises(UserError, match=problem):
+            make_run_dir(config, folder)
 
 
-def test_who_may_write_to_a_directory_may_lock_it(tmp_path):
-    tmp_path.chmod(0o770)
-    with only_writer(tmp_path):
-        assert (tmp_path / ".lock").stat().st_mode & 0o777 == 0o660
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_the_lock_of_another_user_holds():
-    code = (
-        "import os, pathlib, sys; from jaxrl_atari.runs.files import only_writer; os.setuid(54_321);"
-        "exec('with only_writer(pathlib.Path(sys.argv[1])): print(1)')"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        with only_writer(Path(folder)):
-            refused = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
-        assert "another process is training" in refused.stderr
-        assert subprocess.check_output([sys.executable, "-c", code, folder]) == b"1\n"
-        (Path(folder) / ".lock").unlink()
-        read_only = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True)
-    assert f"UserError: {folder}: cannot be written to (Permission denied); copy it" in read_only.stderr
+@pytest.mark.parametrize(
+    ("written", "end", "stays"),
+    [
+        ("suite.json", UserError("refused"), False),
+        ("suite.json", KeyboardInterrupt(), True),
+        ("Pong/session_0/metrics.csv", UserError("refused"), True),
+    ],
+)
+def test_what_a_refused_command_has_written_is_removed_unless_a_session_has_begun(written, end, stays, tmp_path):
+    """From a new directory, and from a folder of the user's own, in which hidden files and links are."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/notes.txt").write_text("mine")
+    for name in ("new", "mine"):
+        directory = tmp_path / name
+        was_there = name == "mine"
+        (directory / ".git").mkdir(parents=True)
+        (directory / written).parent.mkdir(parents=True, exist_ok=True)
+        (directory / written).touch()
+        (directory / "link").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(type(end)), removed_if_refused(directory, is_new=True, was_there=was_there):
+            raise end
+        assert (directory / written).exists() == stays
+        assert (directory / ".git").exists() == (stays or was_there)
+    assert (tmp_path / "elsewhere/notes.txt").read_text() == "mine"
 
 
 def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeypatch):
@@ -142,93 +114,68 @@ def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeyp
     import_named([str(own), str(other)])
     assert keep_code(tmp_path) == keep_code(tmp_path) == []
     own.write_text("x = 2\n")  # the content that the other file has
-    assert keep_code(tmp_path) == [
-        f"{own} differs from the copies of that name, and is kept as {tmp_path / 'code' / 'nets[1]_2.py'}"
-    ]
-    assert sorted(path.name for path in (tmp_path / "code").iterdir()) == [
-        "nets[1].py",
-        "nets[1]_2.py",
-        "nets[1]_old.py",
-    ]
+    (line,) = keep_code(tmp_path)
+    assert line.endswith(f"kept as {tmp_path / 'code' / 'nets[1]_2.py'}")
+    kept = {path.name: path.read_text() for path in (tmp_path / "code").iterdir()}
+    assert kept == {"nets[1].py": "x = 1\n", "nets[1]_2.py": "x = 2\n", "nets[1]_old.py": "x = 2\n"}
     own.unlink()
-    assert keep_code(tmp_path) == [f"{own} is not kept: No such file or directory"]
+    (line,) = keep_code(tmp_path)
+    assert "is not kept" in line
 
 
-@pytest.mark.parametrize(("first", "second"), [("mine", "another"), ("same", "same")])
-def test_a_file_of_the_user_is_no_copy_of_another_one(first, second, tmp_path, monkeypatch):
-    """Although its name is that of a copy."""
-    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
-    own, other = tmp_path / "agent.py", tmp_path / "agent_2.py"
-    own.write_text(first)
-    other.write_text(second)
-    monkeypatch.setattr(run_dir, "imported_files", lambda: [other, own])
-    run = tmp_path / "run"
-    run.mkdir()
-    assert keep_code(run) == []
-    assert {path.name: path.read_text() for path in (run / "code").iterdir()} == {
-        "agent.py": first,
-        "agent_2.py": second,
-    }
-    assert is_only_copy(run, own)
-    assert is_only_copy(run, other)
-    own.write_text("edited")
-    keep_code(run)
-    assert not is_only_copy(run, own)
+# --- config.json -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("faster", ["before the name", "after the name"])
-@pytest.mark.parametrize("content", ["mine", "another"])
-def test_sessions_that_start_side_by_side_keep_one_copy_of_a_file(faster, content, tmp_path, monkeypatch):
-    """Another session keeps its copy before or after this one chooses a name."""
-    own = tmp_path / "own.py"
-    own.write_text("mine")
-    code = tmp_path / "run" / "code"
-    code.mkdir(parents=True)
-
-    def unused_beside_another(path):
-        name = unused(path) if faster == "after the name" else None
-        (code / "own.py").write_text(content)
-        return name or unused(path)
-
-    monkeypatch.setattr(run_dir, "imported_files", lambda: [own])
-    monkeypatch.setattr(run_dir, "unused", unused_beside_another)
-    said = keep_code(code.parent)
-    copies = {path.name: path.read_text() for path in code.iterdir()}
-    if content == "mine":
-        assert copies == {"own.py": "mine"}
-        assert said == []
-    else:
-        assert copies == {"own.py": "another", "own_2.py": "mine"}
-        assert said == [f"{own} differs from the copies of that name, and is kept as {code / 'own_2.py'}"]
+def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path):
+    write_json(tmp_path / "config.json", describe(change(TINY, seed=3)) | {"git_revision": "abc", "python": "3.0"})
+    assert read_config(tmp_path) == change(TINY, seed=3)
+    write_json(tmp_path / "config.json", describe(change(TINY, seed=3, total_env_steps=320), tmp_path))
+    described = read_json(tmp_path / "config.json")
+    assert (described["seed"], described["game"], described["protocol"]) == (3, "Breakout", "v5, max_frames=128")
+    assert (described["git_revision"], described["hardware"]["gpus"]) == ("abc", None)
+    (entry,) = described["resumed"]
+    assert entry["changed"] == {"total_env_steps": [256, 320]}
+    since = datetime.now(UTC) - datetime.strptime(entry["date"], "%Y-%m-%d %H:%M:%S %Z").replace(tzinfo=UTC)
+    assert 0 <= since.total_seconds() < 60, "UTC, also in an hour that a local clock shows twice"
+    assert entry["versions"]["jax"] == jax.__version__
 
 
-def test_a_file_is_created_once(tmp_path):
-    path = tmp_path / "file"
-    assert create_file(path, "first")
-    assert not create_file(path, "second")
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
+def test_a_description_of_another_machine_becomes_one_of_this_machine(tmp_path):
+    """It is then what `describe` would have returned here, for a new run and for a resume."""
+    elsewhere = {"python": "3.0", "git_revision": "abc", "hardware": {"cpu": "another"}}
+    there = change(TINY, total_env_steps=320)
+    here = change(there, env={"num_threads": 2})
+    assert describe_here(here, describe(there) | elsewhere) == describe(here)
+    first = change(here, seed=0, total_env_steps=192)
+    write_json(tmp_path / "config.json", describe(first) | {"git_revision": "def"})
+    described = describe(there, tmp_path)
+    described["resumed"][-1] |= elsewhere
+    expected = describe(here, tmp_path)
+    expected["resumed"][-1]["date"] = described["resumed"][-1]["date"]
+    assert describe_here(here, described) == expected
+    assert expected["git_revision"] == "def"
 
 
-def test_a_config_of_another_version_has_one_advice(tmp_path):
-    write_file(tmp_path / "config.json", json.dumps({"config": {"ppo": {"x": 1}}}))
-    with pytest.raises(UserError) as error:
+@pytest.mark.parametrize("content", ["{", "", "[1, 2]", "{}", '{"config": {"ppo": {"x": 1}}}'])
+def test_a_config_json_that_cannot_be_used_is_named_and_stays(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match=r"config\.json: "):
         read_config(tmp_path)
-    assert str(error.value) == (
-        f"{tmp_path / 'config.json'}: ppo.x: this version of jaxrl_atari has no such field; use the version that"
-        " saved it"
-    )
+    assert (tmp_path / "config.json").read_text() == content
 
 
-@pytest.mark.parametrize("variables", [{}, {"GIT_DIR": "../.git"}])
-def test_a_package_inside_another_repository_has_not_its_revision(variables, tmp_path):
-    commit = "git init -q && git -c user.name=a -c user.email=b commit -q --allow-empty -m theirs"
-    subprocess.run(commit, shell=True, cwd=tmp_path, check=True)
-    shutil.copytree(Path(jaxrl_atari.__file__).parent, tmp_path / "venv" / "jaxrl_atari")
-    code = (
-        "from jaxrl_atari.runs.description import *; print(software_and_machine(DevicesConfig())['git_revision'])"
-    )
-    environment = os.environ | variables
-    assert (
-        subprocess.check_output([sys.executable, "-c", code], cwd=tmp_path / "venv", env=environment) == b"None\n"
-    )
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"env": {"game": "Pong"}}, "env.game = 'Pong'"),
+        ({"env": {"protocol": "classic"}}, "env.protocol = "),
+        ({"env": {"life_loss_terminal": False}}, "env.protocol = "),
+        ({"seed": 9}, "seed = 9"),
+        ({"total_env_steps": 96}, "total_env_steps = 96"),
+    ],
+)
+def test_a_resume_as_another_run_or_with_a_budget_that_is_passed_is_refused(options, field, tmp_path):
+    write_checkpoint(tmp_path / "session_0", 250)
+    with pytest.raises(ConfigError, match=f"^{re.escape(field)}"):
+        require_same_run(change(TINY, **options), TINY, tmp_path)
+    require_same_run(change(TINY, total_env_steps=1_000), TINY, tmp_path)

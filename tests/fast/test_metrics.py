@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sample_runs import describe, table, write_checkpoint, write_run
+from sample_runs import table, write_checkpoint, write_run
 
 from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
@@ -13,7 +13,6 @@ from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.report.text import (
     interval_text,
-    lambda_text,
     number_text,
     reference_rows,
     score_text,
@@ -148,21 +147,11 @@ def test_trial_aggregation(tmp_path):
 # Texts and files.
 
 
-def test_numbers_have_one_notation_and_few_sessions_no_interval():
-    numbers = (14482.4, 999.996, 21.0, 1.444, -0.001, 0.00272, None)
-    assert [score_text(number) for number in numbers] == ["14,482", "1,000", "21", "1.44", "0", "0", "-"]
-    assert [interval_text(scores) for scores in ([], [1.0], [1.0, 2.5])] == ["", "", "2 sessions: 1 and 2.50"]
-    small = (0.00034324115020458297, 0.0001, 2048.0, 999.6, 0.95, 1e-8, 0, 12.345)
-    assert [number_text(number) for number in small] == [
-        "0.000343",
-        "0.0001",
-        "2,048",
-        "1,000",
-        "0.95",
-        "1e-08",
-        "0",
-        "12.3",
-    ]
+def test_numbers_have_one_notation():
+    numbers = (14482.4, 999.996, 21.0, 1.444, -0.001, None)
+    assert [score_text(number) for number in numbers] == ["14,482", "1,000", "21", "1.44", "0", "-"]
+    assert [number_text(number) for number in (0.000343241, 2048.0, 1e-8)] == ["0.000343", "2,048", "1e-08"]
+    assert [interval_text(scores) for scores in ([1.0], [1.0, 2.5])] == ["", "2 sessions: 1 and 2.50"]
     assert interval_text([10.0, 20.0, 30.0]) == "95% interval -4.84 to 44.84"
 
 
@@ -171,25 +160,14 @@ def test_the_trial_summary_is_json_and_printed(tmp_path):
     summary = trial_summary(read_run(run_dir))
     assert json.loads(json.dumps(summary)) == summary  # as in trial.json
     assert (summary["game"], summary["protocol"], summary["complete"]) == ("Qbert", "v5", True)
-    assert [session["session"] for session in summary["sessions"]] == ["session_0", "session_1"]
-    text = summary_table(summary)
-    lines = [" ".join(line.replace("|", "").split()) for line in text.splitlines()]
+    assert [(each["session"], each["seed"]) for each in summary["sessions"]] == [
+        ("session_0", 0),
+        ("session_1", 1),
+    ]
+    lines = [" ".join(line.replace("|", "").split()) for line in summary_table(summary).splitlines()]
     assert lines[0] == "trial: Qbert, protocol v5, 2 sessions, 400 env steps each"
     assert "score 3,000 707.11 2,500 3,500" in lines
-    assert sum(line.startswith(("score ", "final return_ma")) for line in lines) == 1  # the score stands once
-    assert "2 sessions: 2,500 and 3,500" in lines
     assert "SLM Lab's PPO (v5, 10M env steps, λ 0.95): 15,460" in lines
-    assert "(score - random) / (first reference - random): 0.19" in lines
-    assert not any("e-" in line for line in lines)
-    assert [session["seed"] for session in summary["sessions"]] == [0, 1]
-
-
-def test_one_session_below_random_play_has_a_short_table(tmp_path):
-    summary = trial_summary(read_run(write_run(tmp_path / "run", [table([10.0, 20.0])])))
-    text = summary_table(summary)
-    for absent in ("strength", "efficiency", "stability", "consistency", "interval"):
-        assert absent not in text
-    assert "(not complete)" in text
 
 
 @pytest.mark.parametrize(("budget", "window"), [(50_000, "5,000"), (20_000_000, "1,000,000")])
@@ -227,22 +205,6 @@ def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
     assert set(rows) <= set(summary_table(summary).splitlines())
 
 
-def test_a_run_of_an_earlier_version_keeps_its_lambda(tmp_path):
-    """Under `classic` it was the one tuned under `v5`: Pong's 0.85."""
-    run_dir = describe(write_run(tmp_path / "run", [table([10.0])], game="PongNoFrameskip-v4"), gae_lambda=0.85)
-    run = read_run(run_dir)
-    assert trial_summary(run)["gae_lambda"] == run.config.ppo.gae_lambda == 0.85
-    assert read_run(describe(run_dir, gae_lambda=0.95)).config.ppo.gae_lambda is None
-
-
-def test_a_lambda_is_shown_exactly(tmp_path):
-    run_dir = write_run(tmp_path / "run", [table([10.0])])
-    config = json.loads((run_dir / "config.json").read_text())["config"]
-    describe(run_dir, config={**config, "ppo": {**config["ppo"], "gae_lambda": 0.9999}})
-    assert ", λ 0.9999, dialect " in summary_table(trial_summary(read_run(run_dir)))
-    assert [lambda_text(value) for value in (0.7, 0.95, 1)] == ["0.70", "0.95", "1.00"]
-
-
 @pytest.mark.parametrize("rules", [{"protocol": "machado"}, {"protocol": "v5", "noop_max": 1}])
 def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, rules):
     run = read_run(write_run(tmp_path / "run", [table([1000, 2000])]))
@@ -251,7 +213,6 @@ def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, rul
     assert summary["references"] == []
     assert summary["reference_normalised_score"] is summary["human_normalised_score"] is None
     assert f"({run.protocol})" in summary["comparison_note"]
-    assert summary["comparison_note"] in summary_table(summary).splitlines()
 
 
 def test_a_running_trial_is_not_complete_and_names_what_is_left_out(tmp_path, caplog):
@@ -299,10 +260,7 @@ def test_an_unfinished_session_is_named_and_not_averaged(tmp_path):
     assert summary["score_interval"] == pytest.approx([310 - reach, 310 + reach], abs=0.01)
     assert summary["session_scores"] == [300, 320, 310]
     assert summary["mean"]["env_steps"] == 1e7
-    lines = summary_table(summary).splitlines()
-    assert lines[0] == "trial: Qbert, protocol v5, 3 of 4 sessions, 10,000,000 env steps each (not complete)"
-    assert "left out: session 3 (unfinished, at 500,000 of 10,000,000 env steps)" in lines
-    assert "session 3" not in lines[2]  # the header of the table
+    assert summary["left_out"][0]["session"] == "session_3"
 
 
 def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_been(tmp_path):
@@ -310,7 +268,6 @@ def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_
     summary = trial_summary(read_run(write_run(tmp_path / "run", tables, total_env_steps=10_000)))
     assert summary["session_scores"] == [15, 35]  # return_ma at 200 env steps
     assert summary["left_out"] == [{"session": "session_2", "reason": "unfinished, at 100 of 10,000 env steps"}]
-    assert "; compared at 200 env steps, which these 2 sessions have reached" in summary_table(summary)
     late = [table([5, 7]), table([NAN, NAN, 30])]  # no game of the second had ended at 200 env steps
     summary = trial_summary(read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)))
     assert summary["session_scores"] == [6]

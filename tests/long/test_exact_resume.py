@@ -1,6 +1,7 @@
 """A session that was stopped or killed and resumed leaves, bit for bit, what an uninterrupted one leaves."""
 
 import math
+import os
 import random
 import shutil
 import subprocess
@@ -53,7 +54,6 @@ def left(session_dir):
     return meta, rows, [{name: text for name, text in result.items() if name != "unix_time"} for result in results]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("config", "later"),
     [
@@ -64,11 +64,6 @@ def left(session_dir):
                 CONFIG, env={"protocol": "classic", "num_envs": 16, "max_frames": 60}, ppo={"rollout_length": 4}
             ),
             {"env": {"num_groups": 2}},  # of 8: a policy that acts for fewer rounds some sums differently
-        ),
-        pytest.param(
-            change(OVERLAP, env={"protocol": "classic"}, evaluation={"every_env_steps": 200, "episodes": 2}),
-            {"log": {"checkpoint_every_env_steps": 150}},
-            marks=pytest.mark.slow,
         ),
         (  # what the LSTM remembers goes on; RND's statistics and its target do
             change(
@@ -94,7 +89,6 @@ def left(session_dir):
         "v5",
         "v5, overlap, two devices",
         "classic, groups",
-        "classic, overlap, evaluations",
         "LSTM, RND",
         "waiting evaluations",
     ],
@@ -109,16 +103,14 @@ def test_two_stops_change_nothing(config, later, tmp_path, capsys):
         assert one == other
 
 
-@pytest.mark.parametrize(
-    ("kills", "env_steps"),
-    [
-        pytest.param(2, 2_000, marks=pytest.mark.long),
-        pytest.param(20, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3_000)]),
-    ],
-)
-def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, environment):
+KILLS = int(os.environ.get("JAXRL_ATARI_FAULT_ROUNDS", "2"))
+"""More before a release, by hand: 20."""
+
+
+@pytest.mark.timeout(3_000)
+def test_kills_at_random_moments_change_nothing(tmp_path, environment):
     """The killed run leaves what a straight run leaves, and `verify` accepts it."""
-    config = change(OVERLAP, total_env_steps=env_steps, evaluation={"every_env_steps": 500, "episodes": 2})
+    config = change(OVERLAP, total_env_steps=1_000 * KILLS, evaluation={"every_env_steps": 500, "episodes": 2})
     session_dir = tmp_path / "session_0"
     write_json(tmp_path / "config.json", {"config": config.to_dict()})
     code = (
@@ -126,7 +118,7 @@ def test_kills_at_random_moments_change_nothing(kills, env_steps, tmp_path, envi
         "from jaxrl_atari.session import run_session; run_dir = Path(sys.argv[1]); "
         "run_session(read_config(run_dir), run_dir / 'session_0', resume=True)"
     )
-    for _ in range(kills):
+    for _ in range(KILLS):
         before = checkpoint_env_steps(session_dir)
         with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], env=environment) as process:
             while checkpoint_env_steps(session_dir) == before and process.poll() is None:
@@ -151,7 +143,6 @@ def without(item):
     return lambda meta: {"items": {name: value for name, value in meta["items"].items() if name != item}}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("leave_out", "said"),
     [
@@ -171,18 +162,13 @@ def test_each_piece_of_a_checkpoint_is_needed(leave_out, said, stopped, tmp_path
     assert said is None or said in capsys.readouterr().out
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "damage",
     [
         lambda games: {"actions": np.full_like(games["actions"], 99)},
-        lambda games: {"actions": games["actions"][:, :3]},
-        lambda games: {"anchor_seed": -games["anchor_seed"]},
         lambda games: {"anchor_seed": games["anchor_seed"] + 2**40},
-        lambda games: {"frame": games["frame"][:, :9]},
         lambda games: {"lives": games["lives"] + 1},
         lambda games: {"steps": np.int64(3)},
-        lambda games: {"more": games["lives"]},
     ],
 )
 def test_games_that_cannot_be_are_not_played(damage, stopped, tmp_path):

@@ -1,0 +1,224 @@
+"""Sessions on the real emulator: what must not be saved, what a stop leaves out, and what a resume starts anew."""
+
+import gc
+import math
+import re
+import shutil
+import subprocess
+import sys
+import threading
+
+import jax
+import psutil
+import pytest
+from small_training import TINY, Lines, change, flip_bit, latest_meta, read_table, stop_before
+from user_commands import ROOT, user_environment
+
+from jaxrl_atari.errors import UserError
+from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.layout import checkpoint_env_steps
+from jaxrl_atari.runs.reading import is_finished
+from jaxrl_atari.runs.session_log import NonFiniteError
+from jaxrl_atari.session import iterations, open_session, place_session, run_session
+
+CPU = jax.devices("cpu")[0]
+LARGER = change(TINY, total_env_steps=320)
+
+
+@pytest.fixture
+def session_dir(tmp_path):
+    return tmp_path / "session_0"
+
+
+@pytest.fixture
+def copied(trained, session_dir):
+    """A finished session."""
+    return shutil.copytree(trained("plain") / "session_0", session_dir)
+
+
+def in_a_process(code, *arguments, **variables):
+    """Runs code of a user's in a process of its own; returns its output."""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.check_output(command, cwd=ROOT / "tests", env=user_environment(**variables), text=True)
+
+
+# --- Stops and errors --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", ["none", "update"])
+def test_what_is_not_finite_is_not_saved(overlap, copied):
+    before = checkpoint_env_steps(copied)
+    wild = change(
+        TINY,
+        total_env_steps=2560,
+        overlap=overlap,
+        ppo={"learning_rate": 1, "weight_decay": 10},  # each step multiplies the parameters by 1 - 10
+        log={"checkpoint_every_env_steps": 10**6},
+    )
+    with pytest.raises(NonFiniteError, match=r"training stopped at .* the last checkpoint is kept"):
+        run_session(wild, copied, resume=True)
+    assert checkpoint_env_steps(copied) == before
+    with pytest.raises(NonFiniteError, match="before the first checkpoint"):
+        run_session(wild, copied.with_name("session_1"))
+
+
+def test_parameters_that_the_last_gradient_step_has_ruined_are_not_saved(copied):
+    """The metrics of its update do not show it."""
+    with open_session(LARGER, place_session(LARGER), copied, resume=True) as run:
+        state = run.learner.state
+        run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
+        with pytest.raises(NonFiniteError, match="parameter_norm = "):
+            run.save(None)
+
+
+def test_a_second_process_is_refused_and_disturbs_nothing(session_dir):
+    held = []
+
+    class Intruder(Lines):
+        def progress(self, env_steps, row):
+            with pytest.raises(UserError, match="session_0: another process is training there"):
+                run_session(TINY, session_dir, resume=True)
+            held.append(env_steps)
+
+    run_session(TINY, session_dir, writers=[Intruder()])
+    assert latest_meta(session_dir)["env_steps"] == held[-1]
+    run_session(TINY, session_dir, resume=True)  # free again
+
+
+def test_an_error_leaves_neither_threads_nor_processes(session_dir):
+    class Failing(Lines):
+        def write(self, row):
+            if row["updates"] > 3:
+                raise UserError("the disk is full")
+
+    evaluation = {"every_env_steps": 128, "episodes": 9_999}
+    config = change(TINY, overlap="update", log={"graphs": True}, evaluation=evaluation)
+    write_json(session_dir.parent / "config.json", {"config": config.to_dict()})
+    before = psutil.Process().children()
+    with pytest.raises(UserError, match="the disk is full"):
+        run_session(config, session_dir, writers=[Failing()])
+    assert not {*psutil.Process().children()} - {*before}, "graphs were drawn"
+    assert not [thread.name for thread in threading.enumerate() if re.match("learner|evaluator", thread.name)]
+
+
+# --- Evaluations -------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_during_the_last_evaluation(session_dir):
+    """A thousand games would take hours. The budget is spent, but the session was interrupted: a resume plays
+    them."""
+    config = change(TINY, evaluation={"every_env_steps": 256, "episodes": 1_000})
+    with pytest.raises(KeyboardInterrupt):
+        run_session(
+            config,
+            session_dir,
+            stop_requested=lambda: config.is_spent(max([0, *checkpoint_env_steps(session_dir)])),
+        )
+    assert not (session_dir / "evaluations.csv").exists()
+    assert not is_finished(config, session_dir)
+    run_session(change(config, evaluation={"episodes": 2}), session_dir, resume=True)
+    assert (session_dir / "evaluations.csv").read_text().splitlines()[1].split(",")[1] == "2"
+    assert is_finished(config, session_dir)
+
+
+def test_stops_during_the_last_two_evaluations(session_dir):
+    """The first one is still running when the last update ends, so that the checkpoint has nothing of the
+    second one. Each is stopped once; a resume plays both."""
+    config = change(TINY, evaluation={"every_env_steps": 128, "episodes": 1_000})
+    place = place_session(config)
+    with open_session(
+        config, place, session_dir, stop_requested=lambda: config.is_spent(run.progress.env_steps)
+    ) as run:
+        for _ in iterations(run):
+            pass
+        run.finish()
+        assert run.is_over
+    meta = latest_meta(session_dir)
+    first, last = (str(meta[name]) for name in ("evaluated_env_steps", "env_steps"))
+    assert first != last
+    assert not is_finished(config, session_dir)
+    evaluations = session_dir / "evaluations.csv"
+    config = change(config, evaluation={"every_env_steps": 128, "episodes": 1})
+    with pytest.raises(KeyboardInterrupt):
+        run_session(config, session_dir, resume=True, stop_requested=evaluations.is_file)
+    assert [row["env_steps"] for row in read_table(evaluations)] == [first]
+    assert not is_finished(config, session_dir)
+    without = change(config, evaluation={"every_env_steps": 64})
+    assert is_finished(without, session_dir)  # a new interval makes no evaluation due in a finished session
+    run_session(config, session_dir, resume=True)
+    assert [row["env_steps"] for row in read_table(evaluations)] == [first, last]
+    assert is_finished(config, session_dir)
+
+
+# --- Resuming ----------------------------------------------------------------------------------------------------
+
+
+def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(copied):
+    def live_bytes():
+        gc.collect()
+        return sum(array.nbytes for array in jax.live_arrays())
+
+    before = live_bytes()
+    with open_session(LARGER, place_session(LARGER), copied, resume=True) as run:
+        held = live_bytes() - before
+        state = sum(array.nbytes for array in jax.tree.leaves(run.learner.state))
+    assert state > 10e6
+    assert held < 1.2 * state
+
+
+def test_where_games_cannot_go_on_new_ones_are_started(copied, capsys):
+    """With another number of environments, and where the games of a sound checkpoint are damaged."""
+    shutil.copytree(copied, other := copied.with_name("session_1"))
+    for path in other.glob("checkpoints/*/games/**/[0-9]*"):
+        if path.is_file():
+            flip_bit(path)
+    at = latest_meta(copied)["env_steps"]
+    logged = read_table(copied / "metrics.csv")
+    for folder, config, problem in (
+        (copied, change(LARGER, env={"num_envs": 8}), r"env\.num_envs 4 -> 8"),
+        (other, LARGER, ".*games cannot be read .*"),
+    ):
+        run_session(config, folder, resume=True)
+        out = capsys.readouterr().out
+        assert re.search(rf"new games are started \({problem}\)\n", out)
+        assert f"resumed at {at} env steps" in out
+        assert read_table(folder / "metrics.csv")[: len(logged) - 1] == logged[:-1]
+        assert load_policy(folder, "latest", device=CPU).env_steps > at
+
+
+def test_a_session_that_resumes_and_stops_at_once_is_as_it_was(copied):
+    def contents():
+        return {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+
+    before = contents()
+    with pytest.raises(KeyboardInterrupt):
+        run_session(LARGER, copied, resume=True, stop_requested=stop_before(1))
+    after = contents()
+    assert before.keys() == after.keys()
+    assert [path for path in before if before[path] != after[path]] in ([], [copied / "metrics.csv"])
+    assert before[copied / "metrics.csv"].count(b"\n") == after[copied / "metrics.csv"].count(b"\n")
+
+
+# --- Other processes ---------------------------------------------------------------------------------------------
+
+
+def test_keys_do_not_depend_on_the_environment(copied):
+    """JAX_DEFAULT_PRNG_IMPL names another implementation of random keys: a session trains and resumes alike."""
+    code = (
+        "import sys; from small_training import *; from jaxrl_atari.session import run_session;"
+        "run_session(TINY, __import__('pathlib').Path(sys.argv[1]))"
+    )
+    in_a_process(code, other := copied.with_name("session_1"), JAX_DEFAULT_PRNG_IMPL="rbg")
+    assert latest_meta(other)["checksums"] == latest_meta(copied)["checksums"]
+    run_session(LARGER, other, resume=True)
+
+
+def test_whether_a_session_is_finished_is_known_without_starting_jax(copied):
+    """The process that starts sessions takes no memory of a GPU."""
+    code = (
+        "import sys, pathlib, small_training as t; from jaxrl_atari.hardware.jax_settings import has_started;"
+        "from jaxrl_atari.runs.reading import is_finished;"
+        "print(is_finished(t.TINY, pathlib.Path(sys.argv[1])), has_started())"
+    )
+    assert in_a_process(code, copied) == "True False\n"
