@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_training import TINY, Lines, change
 
-from jaxrl_atari import session
+from jaxrl_atari import rollout, session
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.session import iterations, open_session, place_session
@@ -15,12 +15,28 @@ from jaxrl_atari.session import iterations, open_session, place_session
 SMALL = change(
     TINY,
     total_env_steps=640,
-    env={"num_envs": 8, "num_groups": 1},  # they end their games at different steps, so that their weights differ
+    env={"num_envs": 8, "num_groups": 1},
     ppo={"epochs": 2},
     network={"compute_dtype": "float32"},  # in which results of other splits differ least
 )
 OVERLAP = change(SMALL, overlap="update")
 TWO = {"data_parallel": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _weights_that_differ():
+    """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
+    receive = rollout.RolloutInProgress.receive
+
+    def with_gaps(playing, t):
+        games = receive(playing, t)
+        group = playing.group
+        playing.outcomes[t].weight[group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+        return games
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollout.RolloutInProgress, "receive", with_gaps)
+        yield
 
 
 @pytest.fixture(scope="module")
