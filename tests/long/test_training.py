@@ -26,16 +26,15 @@ TWO = {"data_parallel": 2}
 @pytest.fixture(scope="module", autouse=True)
 def _weights_that_differ():
     """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
-    receive = rollout.RolloutInProgress.receive
+    receive = rollout.EnvGroup.receive
 
-    def with_gaps(playing, t):
-        games = receive(playing, t)
-        group = playing.group
-        playing.outcomes[t].weight[group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+    def with_gaps(group, t):
+        games = receive(group, t)
+        group.outcomes[t]["weight"][group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
         return games
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rollout.RolloutInProgress, "receive", with_gaps)
+        patch.setattr(rollout.EnvGroup, "receive", with_gaps)
         yield
 
 
