@@ -36,14 +36,11 @@ class Limits(NamedTuple):
     high: float = math.inf
 
 
-GpuOption = bool | int | Literal["auto"]
+GpuOption = Annotated[bool | int | Literal["auto"], Limits(0, 4_095)]
 """`auto`, `true`, `false` or the index of a GPU; see `hardware.choice.choose_device`."""
 
-GpuWord = Annotated[GpuOption, Limits(0, 4_095)]
-"""The type of an option that is a `GpuOption`."""
-
-GpuOrLearner = Annotated[GpuOption | Literal["learner"], Limits(0, 4_095)]
-"""The type of an option that is a `GpuOption` or `learner`, the learner's own device."""
+GpuOrLearner = Annotated[bool | int | Literal["auto", "learner"], Limits(0, 4_095)]
+"""A `GpuOption`, or `learner`: the learner's own device."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +292,7 @@ class NetworkConfig:
 class DevicesConfig:
     """Devices of the learner, the actor and the evaluator."""
 
-    gpu: GpuWord = "auto"
+    gpu: GpuOption = "auto"
     """`auto`: an NVIDIA GPU if JAX has one, else the CPU; `true`: a GPU, or an error; `false`: the CPU; `0`, `1`,
     ...: exactly that GPU."""
     data_parallel: Annotated[int | Literal["all"], Limits(1, 4_096)] = 1
@@ -510,7 +507,7 @@ def config_from_dict(values: dict[str, Any]) -> Config:
     """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
 
     def build(cls: Any, values: Any, prefix: str) -> Any:
-        if not isinstance(values, dict) or not dataclasses.is_dataclass(cls):
+        if not isinstance(values, dict) or not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
             return values
         kinds = {option.name: option.type for option in dataclasses.fields(cls)}
         for name in values.keys() - kinds:

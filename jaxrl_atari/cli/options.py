@@ -1,14 +1,12 @@
 """Command lines: where the defaults of a command come from, and its options. tyro reads them."""
 
-import argparse
 import json
 import os
-import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
@@ -52,18 +50,20 @@ CheckpointOption = Annotated[
 """The type of the option `--checkpoint` of a command that loads a policy."""
 
 
+# --- Where the defaults come from --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
-class FromConfig(WithImports):
-    """Options of a command whose defaults come from a config file. A command adds options of its own."""
+class FromFile(WithImports):
+    """The option `--config` of a command."""
 
     config_file: Annotated[Path | None, tyro.conf.arg(name="config")] = None
     """Config file, such as configs/qbert.py, or its name: qbert. None: the published PPO-Atari spec."""
-    config: AllOptions = field(default_factory=Config)
 
 
 @dataclass(frozen=True)
-class FromDirectory(FromConfig):
-    """Options of a command that can also continue what a directory holds. A command adds options of its own."""
+class Sources(FromFile):
+    """Where the defaults of all other options come from: a config file, or a directory that is resumed."""
 
     resume: Path | None = None
     """Directory of a run, suite or search to resume."""
@@ -75,17 +75,6 @@ class FromDirectory(FromConfig):
         """The directory to train in; None: a new one."""
         return self.resume or self.run_dir
 
-
-# --- Where the defaults come from --------------------------------------------------------------------------------
-
-
-class Sources(NamedTuple):
-    """Where the defaults of all other options come from: a config file, or a directory that is resumed."""
-
-    config_file: Path | None  # --config
-    resume: Path | None  # --resume
-    run_dir: Path | None  # --run-dir
-
     def resumed(self, holds: Callable[[Path], bool]) -> Path | None:
         """The directory that is resumed: that of --resume, or that of --run-dir if it holds something to continue.
 
@@ -93,7 +82,7 @@ class Sources(NamedTuple):
             holds: whether a directory holds something to continue, such as `is_run`.
         """
         if self.resume or (self.run_dir and holds(self.run_dir)):
-            return self.resume or self.run_dir
+            return self.directory
         return None
 
     def say_kept(self, wanted: dict[str, Any], kept: dict[str, Any]) -> None:
@@ -108,11 +97,24 @@ class Sources(NamedTuple):
             say_changes(text, changed_fields(wanted, kept))
 
 
+@dataclass(frozen=True)
+class FromConfig(FromFile):
+    """Options of a command whose defaults come from a config file. A command adds options of its own."""
+
+    config: AllOptions = field(default_factory=Config)
+
+
+@dataclass(frozen=True)
+class FromDirectory(Sources):
+    """Options of a command that can also continue what a directory holds. A command adds options of its own."""
+
+    config: AllOptions = field(default_factory=Config)
+
+
 def read_sources(arguments: Sequence[str] | None) -> Sources:
     """Reads the sources of the defaults, and imports what `--import` names, which the other options may need.
 
-    tyro needs the defaults before it parses, so these options are read first. tyro parses them again, for
-    `--help` and for its errors.
+    tyro needs the defaults before it parses, so these options are read first, and again with the others.
 
     Args:
         arguments: the words of the command line; None for those of this process.
@@ -120,16 +122,11 @@ def read_sources(arguments: Sequence[str] | None) -> Sources:
     Raises:
         UserError: `--resume` with `--config` or `--run-dir`, or a failed import.
     """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config", type=_path, nargs="?")
-    parser.add_argument("--resume", type=_path, nargs="?")
-    parser.add_argument("--run-dir", "--run_dir", type=_path, nargs="?")
-    parser.add_argument("--import", dest="imports", action="append", default=[])
-    given, _ = parser.parse_known_args(arguments)
-    if given.resume and (given.config or given.run_dir):
+    sources, _ = tyro.cli(Sources, args=arguments, return_unknown_args=True, add_help=False, registry=_FORMS)
+    if sources.resume and (sources.config_file or sources.run_dir):
         raise UserError("--resume: the directory has its config already; leave --config and --run-dir out")
-    import_named(given.imports)
-    return Sources(given.config, given.resume, given.run_dir)
+    import_named(sources.imports)
+    return sources
 
 
 # --- Options -----------------------------------------------------------------------------------------------------
@@ -156,12 +153,12 @@ def parse(
         UserError: an option cannot have its value, or would have no effect.
         SystemExit: after `--help`, or after an error that tyro has printed, with status 2.
     """
-    words = sys.argv[1:] if arguments is None else arguments
     program = f"python -m jaxrl_atari.{command}"
-    parsed = tyro.cli(options, args=words, default=default, prog=program, registry=_FORMS)
+    parsed = tyro.cli(options, args=arguments, default=default, prog=program, registry=_FORMS)
     check_fields(parsed, "--")
-    if isinstance(parsed, FromConfig):
-        before, config = stored or Config(), parsed.config
+    config = getattr(parsed, "config", None)
+    if isinstance(config, Config):
+        before = stored or Config()
         if config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
             import_module_of(config.env.game)
         # Without the switch, each process would train a run of its own. A stored run may have these options.

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, parse
-from jaxrl_atari.config import GpuWord, Limits
+from jaxrl_atari.config import GpuOption, Limits
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import run_evaluation
@@ -70,7 +70,7 @@ class Options(WithImports):
     backend: Literal["ale", "envpool", "gymnasium"] | None = None
     """Emulator pool. None: as in training. Another pool may have another emulator or start games otherwise, so
     scores may differ."""
-    gpu: GpuWord = "auto"
+    gpu: GpuOption = "auto"
     """Device that acts: auto, true, false (the CPU) or the index of a GPU, as devices.gpu of the config."""
 
 
