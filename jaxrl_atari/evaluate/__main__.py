@@ -56,14 +56,14 @@ class Options(WithImports):
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
-    """Also record a game, with the seed `--seed`, to video_STEP.mp4 (or video_STEP_2.mp4, ...) in the session's
-    directory, and to TensorBoard."""
+    """Also record a further game, with the seed after `--seed`, to video_STEP.mp4 (or video_STEP_2.mp4, ...) in
+    the session's directory, and to TensorBoard."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: Annotated[Literal["best", "all"] | int, SESSION_NUMBERS] = "best"
     """`best` (the highest mean return of 100 games), `all` (also reports the mean over sessions with its 95%
     interval), or the number of a session."""
-    seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
+    seed: Annotated[int, Limits(0, 2**32 - 1)] = 0
     """Seed of games and actions. With --session all, session i has seed + i."""
     num_envs: Annotated[int, Limits(1, 4_096)] = 16
     """Games played at once."""
@@ -153,7 +153,8 @@ def _evaluate(policy: Policy, options: Options, seed: int, problems: list[str]) 
     path = unused(evaluation_file(session_dir, policy.env_steps))
     _save(path, evaluation, problems)
     if options.video:
-        _record(policy, path, seed, options.greedy, problems)
+        other = (seed + 1) % 2**32  # with the same seed, the game would be the first one of the evaluation
+        _record(policy, path, other, options.greedy, problems)
     return evaluation
 
 

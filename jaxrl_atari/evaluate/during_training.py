@@ -23,6 +23,7 @@ class RunningEvaluation(NamedTuple):
     """An evaluation in the thread of an `Evaluator`."""
 
     policy: Policy
+    seed: int
     result: Future[EvaluationResult]
 
 
@@ -75,12 +76,12 @@ class Evaluator:
             num_actions=self._num_actions,
         )
         options = self._config.evaluation
-        seed = np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0]
+        seed = int(np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0])
         result = self._thread.submit(
-            run_evaluation, policy, options.episodes, seed=int(seed), greedy=options.greedy,
+            run_evaluation, policy, options.episodes, seed=seed, greedy=options.greedy,
             num_envs=options.num_envs, cancelled=self._closed.is_set,
         )  # fmt: skip
-        self._running = RunningEvaluation(policy, result)
+        self._running = RunningEvaluation(policy, seed, result)
 
     @property
     def is_running(self) -> bool:
@@ -102,7 +103,7 @@ class Evaluator:
         """Writes the result of the running evaluation, if that has ended."""
         if self._running is None or not self._running.result.done():
             return
-        policy, ended = self._running
+        policy, seed, ended = self._running
         self._running = None
         at = f"evaluation at {policy.env_steps:,} env steps"
         try:
@@ -118,6 +119,7 @@ class Evaluator:
                 "mean": result.mean,
                 "std": result.std,
                 "cut_off": result.num_truncated,
+                "seed": seed,
                 "unix_time": int(time.time()),
             }
         )

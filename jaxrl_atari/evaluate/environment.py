@@ -7,6 +7,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND, EnvPool
@@ -29,6 +30,10 @@ def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np
     return RunEnv(config.env, render_mode)
 
 
+KEYS = {"UP": "w", "DOWN": "s", "LEFT": "a", "RIGHT": "d", "FIRE": " "}
+"""Words in the names of ALE's actions -> keys of a person who plays, as ale-py has them."""
+
+
 class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One environment of a run; see `make_env`.
 
@@ -44,6 +49,7 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
+        self.spec = EnvSpec(f"jaxrl_atari/{env.game_name.split('/')[-1]}-v0", RunEnv, kwargs={"env": env})
         self._env = env
         self._pool: EnvPool | None = None  # None before the first game, and after `close`
         self._over = False
@@ -51,6 +57,7 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         with contextlib.closing(self._make_pool(0)) as pool:  # a game has a pool of its own, with its seed
             self.metadata = {**self.metadata, "render_fps": pool.steps_per_second}
             self.action_space = spaces.Discrete(pool.num_actions)
+            self._action_names = pool.action_names
         self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
 
     def _make_pool(self, seed: int) -> EnvPool:
@@ -116,6 +123,14 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         if self._pool is None:
             raise gymnasium.error.ResetNeeded("render: no game has begun; call reset first")
         return self._pool.screen().copy()
+
+    def get_keys_to_action(self) -> dict[tuple[int, ...], int]:
+        """Keys -> action, for `gymnasium.utils.play.play`; empty without the names of the actions."""
+        mapping = {}
+        for action, name in enumerate(self._action_names):
+            keys = [ord(key) for word, key in KEYS.items() if word in name]
+            mapping[tuple(sorted(keys))] = action
+        return mapping
 
     def close(self) -> None:
         """Frees the emulator."""

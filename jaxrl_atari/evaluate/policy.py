@@ -89,12 +89,33 @@ class Policy:
             ValueError: `frames` has another type or shape; there is no key, but sampling needs one; or the network
                 is recurrent.
         """
+        actions = self._decide_at_once(frames, key, greedy).actions
+        return actions[0] if frames.ndim == 3 else actions
+
+    def distribution(self, frames: np.ndarray | jax.Array) -> tuple[np.ndarray, np.ndarray]:
+        """The probabilities of the actions, and the value, for each frame stack or for a single one.
+
+        A recurrent network needs `decide` instead.
+
+        Args:
+            frames: as in `act`.
+
+        Returns:
+            float32 [n, actions] and float32 [n]; for one stack, [actions] and [].
+
+        Raises:
+            ValueError: `frames` has another type or shape, or the network is recurrent.
+        """
+        outputs = self._decide_at_once(frames, None, True).outputs
+        probabilities, value = jax.device_get((jax.nn.softmax(outputs.logits), outputs.value))
+        return (probabilities[0], value[0]) if frames.ndim == 3 else (probabilities, value)
+
+    def _decide_at_once(self, frames: np.ndarray | jax.Array, key: jax.Array | None, greedy: bool) -> Decision:
+        """`decide` for a network without a memory; `frames` may be one stack."""
         if is_recurrent(self.initial_carry(1)):
             raise ValueError("the network is recurrent: use Policy.step, which takes and returns its memory")
-        is_single = frames.ndim == 3
-        stacks = frames[None] if is_single else frames
-        actions = self.decide(stacks, np.zeros(len(stacks), bool), (), key, greedy).actions
-        return actions[0] if is_single else actions
+        stacks = frames[None] if frames.ndim == 3 else frames
+        return self.decide(stacks, np.zeros(len(stacks), bool), (), key, greedy)
 
     def initial_carry(self, num_envs: int) -> Any:
         """The memory of a recurrent network before its first game, for `step`; `()` for others."""

@@ -67,7 +67,7 @@ TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.section 
 MACHINE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.section in ("system", "time"))
 """Load of the machine, and where the time went."""
 
-EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off", "unix_time")
+EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off", "seed", "unix_time")
 """Columns of evaluations.csv. `cut_off` counts the games that reached their time limit; one game has no `std`."""
 
 AXES = ("env_steps", "unix_time")

@@ -156,6 +156,19 @@ def test_a_policy_acts_by_its_logits(policy):
         np.testing.assert_allclose(found, expected, atol=5 * 0.5 / np.sqrt(len(chosen)))
 
 
+def test_the_distribution_of_a_policy(policy):
+    frames = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 4), np.uint8)
+    outputs = policy.decide(frames, np.zeros(2, bool), (), greedy=True).outputs
+    logits = np.asarray(outputs.logits, np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    probabilities, values = policy.distribution(frames)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    np.testing.assert_array_equal(values, outputs.value)
+    probabilities, value = policy.distribution(frames[0])
+    np.testing.assert_allclose(probabilities, expected[0], rtol=1e-4)
+    assert value.shape == ()
+
+
 def test_frames_and_keys_that_a_policy_cannot_use(policy):
     for shape in ((1, 84, 84, 1), (1, 4, 84, 84), (84, 84), (1, 1, 84, 84, 4)):
         with pytest.raises(ValueError, match=re.escape(f"expected uint8 [n, 84, 84, 4], got uint8 {list(shape)}")):
@@ -310,6 +323,20 @@ def test_gymnasiums_checker_passes(options, render_mode):
         assert env.render() is None
     env.close()
     env.close()
+
+
+def test_a_person_can_play(monkeypatch):
+    pytest.importorskip("pygame")
+    from gymnasium.utils.play import PlayableGame
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    env = make_env(Config(env=EnvConfig(game="Breakout")), render_mode="rgb_array")
+    env.reset(seed=1)
+    game = PlayableGame(env)
+    assert game.relevant_keys == {ord(key) for key in " ad"}
+    assert game.video_size == (160, 210)
+    assert env.get_keys_to_action()[(ord("a"),)] == 3  # LEFT
+    assert env.spec.make(render_mode="rgb_array").action_space == env.action_space
 
 
 def test_stacks_and_seeds_of_the_environment():

@@ -181,6 +181,36 @@ def test_refusals_are_one_line(game, options, expected):
     assert "\n" not in str(error.value)
 
 
+class Floats(Clock):
+    """Declares bytes, and returns numbers from 0 to 1."""
+
+    def _observation(self):
+        return super()._observation() / 255
+
+
+class NoReward(Clock):
+    """Its second reward is not a number."""
+
+    def step(self, action):
+        observation, reward, *rest = super().step(action)
+        return observation, np.nan if self.time == 2 else reward, *rest
+
+
+gymnasium.register("JaxrlTest/Floats-v0", Floats)
+gymnasium.register("JaxrlTest/NoReward-v0", NoReward)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's checker
+def test_images_of_another_type_and_rewards_that_are_no_numbers():
+    with pytest.raises(UserError, match=r"images of uint8 .* returns float64"):
+        check_environment("gymnasium", "JaxrlTest/Floats-v0", GYMNASIUM_RULES, GymnasiumSettings())
+    pool = pool_of(2, "JaxrlTest/NoReward-v0")
+    pool.reset()
+    pool.step(np.zeros(2, int))
+    with pytest.raises(UserError, match="environment 0 returned the reward nan in its step 2"):
+        pool.step(np.zeros(2, int))
+
+
 def test_an_environment_in_one_line():
     line = check_environment("gymnasium", CLOCK, GYMNASIUM_RULES, GymnasiumSettings({"shape": [30, 50]}))
     assert line == f"{CLOCK}: 3 actions, images of 50 x 30 pixels"

@@ -184,8 +184,7 @@ def test_evaluations_play_the_parameters_of_their_moment(evaluated):
     step = latest_meta(evaluated)["env_steps"]
     assert int(rows[-1]["env_steps"]) == step
     policy = load_policy(evaluated, step, device=jax.devices("cpu")[0])
-    seed = int(np.random.SeedSequence([EVALUATED.seed, step]).generate_state(1)[0])
-    result = run_evaluation(policy, 20, seed=seed, num_envs=1)
+    result = run_evaluation(policy, 20, seed=int(rows[-1]["seed"]), num_envs=1)
     games, mean, std, cut_off = (float(rows[-1][name]) for name in ("episodes", "mean", "std", "cut_off"))
     assert (games, mean, std, cut_off) == (20, pytest.approx(result.mean), pytest.approx(result.std), 20)
 
