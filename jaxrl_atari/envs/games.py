@@ -140,9 +140,6 @@ def _letters(name: str) -> str:
 
 _NAME_OF = {_letters(name): name for name in GAMES}
 
-TWO_PLAYER_GAMES = ("combat", "joust", "mazecraze", "warlords")
-"""Games that need two players. The table does not have them."""
-
 _SPELLINGS: tuple[tuple[str, ReferenceProtocol | None], ...] = (
     (r"ale/(.*)-v5", "v5"),
     (r"(.*)noframeskip-v4", "classic"),
@@ -181,9 +178,7 @@ def parse_game(name: str) -> tuple[str, ReferenceProtocol | None]:
     bare = re.sub(r"^ale/|((noframeskip|deterministic)?(-ram.*)?(-v\d+)?)$", "", name.lower())
     closest = difflib.get_close_matches(_letters(bare), _NAME_OF, 1)
     hint = "for example Qbert, Breakout or MsPacman"
-    if _letters(bare) in TWO_PLAYER_GAMES:
-        hint = f"{bare} is a two-player game"
-    elif closest:
+    if closest:
         game = _NAME_OF[closest[0]]
         hint = f"did you mean {game}, ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (no sticky actions)?"
     raise ConfigError("env.game", name, f"one of ALE's {len(GAMES)} games for one player", hint)

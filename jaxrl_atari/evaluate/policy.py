@@ -50,12 +50,7 @@ def choose_actions(
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """A trained network on a device, with the config of its training.
-
-    A pickle holds the config and the arrays. After unpickling, the policy acts on the first GPU, or on the CPU if
-    there is none. A network of the user's own must be registered first. As with any pickle, unpickle only what you
-    trust.
-    """
+    """A trained network on a device, with the config of its training."""
 
     config: Config
     network: Network
@@ -64,10 +59,6 @@ class Policy:
     session_dir: Path
     env_steps: int  # env steps of training at the checkpoint
     num_actions: int
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        params = jax.device_get(self.params)
-        return _policy_of, (self.config, params, self.session_dir, self.env_steps, self.num_actions)
 
     def act(
         self, frames: np.ndarray | jax.Array, key: jax.Array | None = None, greedy: bool = False
@@ -168,13 +159,6 @@ class Policy:
             self.network, self.params, Observation(*inputs), jax.device_put(key, self.device), greedy
         )
         return Decision(jax.device_get(actions), outputs)
-
-
-def _policy_of(config: Config, params: Any, session_dir: Path, env_steps: int, num_actions: int) -> Policy:
-    """The policy of a pickle, from the values that `Policy.__reduce__` put there; `params` are NumPy arrays."""
-    device = pick_device("auto")
-    network = make_network(config.network, num_actions, device_class(device))
-    return Policy(config, network, jax.device_put(params, device), device, session_dir, env_steps, num_actions)
 
 
 def load_policy(

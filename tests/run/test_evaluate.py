@@ -5,7 +5,6 @@ import csv
 import dataclasses
 import importlib.util
 import json
-import pickle
 import re
 import resource
 import shutil
@@ -177,16 +176,6 @@ def test_frames_and_keys_that_a_policy_cannot_use(policy):
         policy.act(np.zeros((1, 84, 84, 4), np.float32), jax.random.key(0))
     with pytest.raises(ValueError, match="key"):
         policy.act(np.zeros((1, 84, 84, 4), np.uint8))
-
-
-def test_a_policy_pickles(policy):
-    again = pickle.loads(pickle.dumps(policy))
-    for name in ("config", "session_dir", "env_steps", "num_actions"):
-        assert getattr(again, name) == getattr(policy, name)
-    frames = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 4), np.uint8)
-    key = jax.random.key(3)
-    np.testing.assert_array_equal(again.act(frames, key), policy.act(frames, key))
-    assert all(map(np.array_equal, *map(jax.tree.leaves, (again.params, policy.params))))
 
 
 def test_a_policy_keeps_to_its_device_and_leaves_the_callers_alone(trained):
