@@ -197,11 +197,6 @@ class GymnasiumPool(EnvPool):
     ):
         make = partial(make_single, game, rules, settings, screens)
         if settings.vectorization_mode == "async":
-            if multiprocessing.current_process().daemon:
-                raise UserError(
-                    "env.vectorization_mode = 'async': a session that runs beside others cannot start processes; "
-                    "use sync, or trial.parallel = 1"
-                )
             # A fork of a process that runs JAX can deadlock, and "spawn" imports everything in each process.
             context = "forkserver"
             multiprocessing.get_context(context).set_forkserver_preload([__name__])

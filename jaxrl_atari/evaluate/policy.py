@@ -210,9 +210,8 @@ def load_policy(
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0)
     if backend is not None:
-        # Options of training that the other back end may refuse, and that change no game.
         mode = config.env.vectorization_mode if backend == "gymnasium" else "sync"
-        env = dataclasses.replace(env, backend=backend, anchor_steps=0, vectorization_mode=mode)
+        env = dataclasses.replace(env, backend=backend, vectorization_mode=mode)
     return Policy(
         config=dataclasses.replace(config, env=env),
         network=make_network(config.network, meta["num_actions"], device_class(device)),

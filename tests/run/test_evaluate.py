@@ -253,11 +253,6 @@ def test_not_a_run_directory(tmp_path, own_run):
 
 @pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
 def test_another_back_end_than_that_of_training(own_run):
-    """It may refuse options of training that change no game."""
-    session_dir = own_run / "session_0"
-    config = latest_meta(session_dir)["config"]
-    for step in steps_of(session_dir):
-        edit_meta(session_dir, step, config=config | {"env": config["env"] | {"anchor_steps": 100}})
     main([str(own_run), *QUICK, "2", "--session", "0", "--backend", "envpool"])
     (path,) = own_run.rglob("evaluation_*.json")
     assert json.loads(path.read_text())["backend"] == "envpool"

@@ -238,7 +238,6 @@ def env(game="Clock-v0", backend="gymnasium", **options):
         ({"noop_max": 3}, "env.noop_max"),
         ({"protocol": "v5"}, "env.protocol"),
         ({"game": "ALE/Pong-v5", "protocol": "classic"}, "env.protocol"),
-        ({"anchor_steps": 2}, "env.anchor_steps"),
         ({"options": {"a": (1, 2)}}, "env.options"),
         ({"options": {"a": [{"b": "os:system"}]}}, "env.options"),
         ({"game": "../x"}, "env.game"),
