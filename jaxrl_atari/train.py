@@ -3,14 +3,19 @@
 python -m jaxrl_atari.train --config configs/qbert.py [--total-env-steps 1000000 --ppo.gae-lambda 0.9 ...]
 python -m jaxrl_atari.train --resume data/qbert_20260101_120000 [--total-env-steps 20000000 ...]
 python -m jaxrl_atari.train --config configs/qbert.py --run-dir data/qbert [...]
+python -m jaxrl_atari.train --config configs/qbert.py --run-dir data/qbert --session 0
 """
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Annotated
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
+from jaxrl_atari.cli.job import described_in
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
+from jaxrl_atari.config import Limits
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
@@ -20,6 +25,9 @@ from jaxrl_atari.runs.layout import is_run
 @dataclasses.dataclass(frozen=True)
 class Options(FromDirectory):
     """Trains an agent: all sessions of a trial, from the start or from their last checkpoints."""
+
+    session: Annotated[int | None, Limits(0, 1_000_000)] = None
+    """Trains this session alone, as one of several commands that a cluster runs. None: all sessions."""
 
 
 def parse_options(arguments: Sequence[str] | None) -> Options:
@@ -35,19 +43,25 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     run_dir = sources.resumed(is_run)
     stored = None
     if run_dir is not None:
-        stored = read_config(run_dir)
+        stored = read_config(run_dir, described_in(run_dir))
         sources.say_kept(config.to_dict(), stored.to_dict())
     return parse(Options, arguments, "train", Options(config=stored or config), stored)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Trains a new trial, or resumes one, as the command line says."""
+    """Trains a new trial, or resumes one, as the command line says; with --session, trains one session of it."""
     options = parse_options(arguments)
-    for line in tune_process():
-        say(line)
-    from jaxrl_atari.trials.trial import run_training  # here, so that --help need not import Flax and orbax
+    lines = tune_process()
+    from jaxrl_atari.trials.trial import run_training, train_alone  # here: --help need not import Flax and orbax
 
-    run_training(options.config, options.directory)
+    if options.session is None:
+        for line in lines:
+            say(line)
+        run_training(options.config, options.directory)
+        return
+    if options.directory is None:
+        raise UserError("--session: expected --run-dir or --resume too, the directory in which it trains")
+    train_alone(options.config, options.directory, options.session)
 
 
 if __name__ == "__main__":

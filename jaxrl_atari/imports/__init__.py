@@ -7,6 +7,5 @@ environments, networks and algorithms, never modules, and they must have been re
 |---|---|
 | named | the option `--import`, and the import of what it names |
 | children | processes on this machine (sessions, workers of vector environments), which import the same |
-| cluster | Ray's workers, which are sent the code: other machines do not have the user's files |
 | user_code | the context in which a file of the user runs: modules beside it, and errors that name its line |
 """

@@ -40,11 +40,6 @@ def passed_on() -> list[str]:
     return names
 
 
-def pass_on_nothing() -> None:
-    """Empties `IMPORTS_VARIABLE`."""
-    os.environ[IMPORTS_VARIABLE] = "[]"
-
-
 def imported_files() -> list[Path]:
     """The files that the user has named for this process and those that it starts. A run keeps copies of them."""
     return [Path(name) for name in passed_on() if Path(name).is_absolute()]

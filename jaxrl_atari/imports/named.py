@@ -80,6 +80,14 @@ def pass_on_config_file(path: Path) -> None:
     _imported.add(str(path))
 
 
+def pass_on_script() -> None:
+    """Makes the processes that this one starts import the script `python FILE` that this process runs, if any."""
+    main = sys.modules["__main__"]
+    file = Path(getattr(main, "__file__", None) or "").absolute()
+    if main.__spec__ is None and file.suffix == ".py":
+        pass_to_children(str(file))
+
+
 def _import(name: str) -> None:
     """Imports a module, or a file by its absolute path, once."""
     if name in _imported:

@@ -1,6 +1,7 @@
 """Names of the files and folders of a run, suite, sweep or search, and what a directory holds (`is_run`).
 
 RUN_DIR/config.json     what the run is; see `description.py`
+RUN_DIR/.resume.json    what the run will be, while jobs resume it that have made no update
 RUN_DIR/trial.json      the summary of its sessions
 RUN_DIR/evaluation.json the mean of an evaluation over all sessions
 RUN_DIR/code/           copies of the user's own files that the run imported: NAME.py, NAME_2.py, ...
@@ -28,7 +29,7 @@ SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of 
 
 A file that may not be overwritten leads to NAME_2, NAME_3, ... beside it (`files.unused`).
 Each of these may have graphs/ and, except for a sweep, report.html (see `report/`). The output of a trial of a
-search is in trial_<i>/output.txt. A suite or search that trains on a Ray cluster has ray/ until its command ends.
+search that ran on a Ray cluster is in trial_<i>/output.txt.
 
 The constants are the names that several modules need.
 """
@@ -38,6 +39,8 @@ from pathlib import Path
 
 # Of a run, a suite, a sweep or a search.
 CONFIG_FILE = "config.json"
+RESUME_FILE = ".resume.json"
+"""The config.json to be of a run that jobs resume."""
 SUITE_FILE = "suite.json"
 SWEEP_FILE = "sweep.json"
 SEARCH_FILE = "search.json"

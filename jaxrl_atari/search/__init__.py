@@ -1,7 +1,7 @@
-"""Hyperparameter search: many trials with early stopping on few GPUs (Ray and Optuna).
+"""Hyperparameter search: many trials with early stopping on few GPUs (Optuna).
 
-A trial of a search is a trial as in `trials/`: one config in one run directory. It is a task of a Ray cluster (see
-`trials/ray_tasks.py`). Optuna's class `Trial` is its entry in the study. In reading order:
+A trial of a search is a trial as in `trials/`: one config in one run directory. Its command is a job for the
+launchers there. Optuna's class `Trial` is its entry in the study. In reading order:
 
 | module | content |
 |---|---|
@@ -14,14 +14,9 @@ A trial of a search is a trial as in `trials/`: one config in one run directory.
 | results | the table of the trials, and the config of the best one |
 """
 
-from importlib.util import find_spec
-
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import require_package
 
 
 def require_extra() -> None:
-    """Raises `UserError` unless Optuna and Ray are installed."""
-    missing = [module for module in ("optuna", "ray") if find_spec(module) is None]
-    if missing:
-        need = "search mode needs Optuna and Ray: pip install 'jaxrl_atari[search]'"
-        raise UserError(f"not installed: {', '.join(missing)}; {need}")
+    """Raises `UserError` unless Optuna is installed."""
+    require_package("optuna", "search")

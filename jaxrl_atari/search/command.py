@@ -3,33 +3,43 @@
 python -m jaxrl_atari.search --config configs/search_qbert.py [--search.trials 16 --search.resources.gpu 0.25]
 python -m jaxrl_atari.search --resume data/qbert_search_20260101_120000 [--search.trials 32]
 python -m jaxrl_atari.search --config configs/search_qbert.py --run-dir data/qbert_search
+python -m jaxrl_atari.search --resume data/qbert_search_20260101_120000 --trial 3
 """
 
 import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from optuna import Study
 
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.config import Config, Limits, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
 from jaxrl_atari.output import counted, say, say_changes, try_to
+from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.journal import repair_journal
-from jaxrl_atari.runs.layout import GRAPHS_FOLDER, SEARCH_FILE, has_session, is_search, resume_command, trial_dir
+from jaxrl_atari.runs.layout import (
+    GRAPHS_FOLDER,
+    SEARCH_FILE,
+    has_session,
+    is_search,
+    resume_command,
+    trial_dir,
+    trial_number,
+)
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.check import check_search
 from jaxrl_atari.search.options import SearchConfig, read_search
-from jaxrl_atari.search.results import SearchResultsKeeper, save_search_results, search_results
+from jaxrl_atari.search.results import save_search_results, search_results
 from jaxrl_atari.search.study import (
     failure_text,
     open_study,
@@ -39,8 +49,9 @@ from jaxrl_atari.search.study import (
     unfinished_trials,
 )
 from jaxrl_atari.search.trial import train_trial
-from jaxrl_atari.trials.launch import Failure
-from jaxrl_atari.trials.ray_cluster import check_cluster, set_ray_variables
+from jaxrl_atari.trials.launch import Job, run_jobs
+from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
+from jaxrl_atari.trials.resources import slots_here
 
 CHANGEABLE_OPTIONS = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
 """Options that may change when a search is resumed."""
@@ -51,6 +62,8 @@ class Options(FromDirectory):
     """Searches hyperparameters, or resumes a search that was interrupted."""
 
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
+    trial: Annotated[int | None, Limits(0, 1_000_000)] = None
+    """Trains this trial of the search alone: the command that a search runs for each of its trials."""
 
     def values(self) -> dict[str, Any]:
         """The config and the options of the search as a nested dict. Flattened, its keys name the options."""
@@ -79,15 +92,6 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
         sources.say_kept(default.values(), before.values())
         default = before
     options = parse(Options, arguments, "search", default, before.config if before else None)
-    _refuse_parallel(options, before)
-    check_search(options.config, options.search)
-    if before is not None:
-        _require_continuation(options, before)
-    return options, before
-
-
-def _refuse_parallel(options: Options, before: Options | None) -> None:
-    """Refuses `trial.parallel`, which would have no effect. A search that is resumed may have it."""
     parallel = options.config.trial.parallel
     require(
         parallel == 0 or (before is not None and parallel == before.config.trial.parallel),
@@ -96,12 +100,11 @@ def _refuse_parallel(options: Options, before: Options | None) -> None:
         expected="0 in a search",
         hint="--search.resources.gpu and --search.resources.cpu set how many trials a machine trains at a time",
     )
-
-
-def _require_continuation(options: Options, before: Options) -> None:
-    """Refuses options that differ from the search that is resumed, except for `CHANGEABLE_OPTIONS`."""
-    for name, (was, wanted) in changed_fields(before.values(), options.values()).items():
-        require(name in CHANGEABLE_OPTIONS, name, wanted, f"{was!r}, its value in this search")
+    check_search(options.config, options.search)
+    if before is not None:
+        for name, (was, wanted) in changed_fields(before.values(), options.values()).items():
+            require(name in CHANGEABLE_OPTIONS, name, wanted, f"{was!r}, its value in this search")
+    return options, before
 
 
 def run_search(options: Options, before: Options | None) -> Path:
@@ -120,7 +123,11 @@ def run_search(options: Options, before: Options | None) -> Path:
     """
     config = options.config
     search = options.search
-    check_cluster(search.address, config.devices, search.resources)  # before anything is created
+    # Before anything is created.
+    if search.address:
+        check_cluster(search.address)
+    else:
+        slots_here(search.resources, config, search.trials)
     env = config.env
     check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
     is_new = before is None
@@ -128,7 +135,8 @@ def run_search(options: Options, before: Options | None) -> Path:
     with claim_run_dir(named, options.directory, is_new) as search_dir:
         unfinished = _start_or_resume(search_dir, options, before)
         study = open_study(search_dir, search)
-        _train_trials(config, search, search_dir, study, unfinished)
+        if unfinished:
+            _train_trials(config, search, search_dir, study, unfinished)
         if is_new:
             _raise_if_none_began(study, search_dir)
         results = search_results(search_dir)
@@ -138,7 +146,11 @@ def run_search(options: Options, before: Options | None) -> Path:
     if config.log.graphs:
         try_to("no graphs", partial(draw_graphs, study, search_dir / GRAPHS_FOLDER), resume)
         try_report(search_dir)
-    _raise_failures(study, search.trials)
+    trials = study.get_trials(deepcopy=False)[: search.trials]
+    if all(map(failure_text, trials)):
+        raise SessionsFailed(
+            f"all of {counted(search.trials, 'trial')} failed; the last one: {failure_text(trials[-1])}"
+        )
     return search_dir
 
 
@@ -174,14 +186,6 @@ def _raise_if_none_began(study: Study, search_dir: Path) -> None:
         raise UserError(f"no trial could begin: {'; '.join(reasons)}")
 
 
-def _raise_failures(study: Study, count: int) -> None:
-    """Raises `SessionsFailed` if all of the first `count` trials have failed."""
-    trials = study.get_trials(deepcopy=False)[:count]
-    if all(failure_text(trial) for trial in trials):
-        last = failure_text(trials[-1])
-        raise SessionsFailed(f"all of {counted(count, 'trial')} failed; the last one: {last}")
-
-
 def _train_trials(
     config: Config, search: SearchConfig, search_dir: Path, study: Study, unfinished: Sequence[int]
 ) -> None:
@@ -194,54 +198,46 @@ def _train_trials(
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    set_ray_variables(search.address)
-    from jaxrl_atari.trials.ray_tasks import RayTask, run_tasks  # here, because it imports Ray
-
     for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
         study.enqueue_trial({})  # its fields are sampled when it starts
-    results = SearchResultsKeeper(search_dir, config, search, study)
+    resume = resume_command("search", search_dir)
 
-    def on_end(number: int, failure: Failure | None) -> None:
-        """Records the end of a trial, given the failure of its process, if any."""
-        run_dir = trial_dir(search_dir, number)
-        after_end = ""  # why the process failed after the trial had ended in the study
-        if failure is not None:
-            if study.get_trials(deepcopy=False)[number].state.is_finished():
-                after_end = f"; its process then failed: {failure.reason}"
-            else:
-                record_failure(search_dir, search, number, failure.reason)
+    def save_results() -> None:
+        try_to(
+            "results are not saved", lambda: save_search_results(search_dir, search_results(search_dir)), resume
+        )
+
+    def on_end(job: Job, failure: UserError | None) -> None:
+        number = trial_number(job.folder)
+        ended = study.get_trials(deepcopy=False)[number].state.is_finished()  # perhaps ASHA has stopped it
+        if failure is not None and not ended:
+            record_failure(search_dir, search, number, str(failure))
+        after_end = f"; its process then failed: {failure}" if failure is not None and ended else ""
         trial = study.get_trials(deepcopy=False)[number]
-        say(f"{_progress(run_dir)}: {status_text(trial)}{after_end}")
-        results.update(number)
+        say(f"{_progress(job.folder)}: {status_text(trial)}{after_end}")
+        save_results()
 
-    tasks = []
-    for number in unfinished:
-        directory = trial_dir(search_dir.absolute(), number)
-        tasks.append(
-            RayTask(
-                name=directory.name,
-                folder=directory,
-                run=partial(train_trial, directory),
-                progress=partial(_progress, directory),
-                on_end=partial(on_end, number),
-            )
-        )
+    words = ("jaxrl_atari.search", "--resume", str(search_dir.absolute()), "--trial")
+    folders = [trial_dir(search_dir.absolute(), number) for number in unfinished]
+    jobs = [
+        Job(folder.name, (*words, str(number)), folder, number)
+        for number, folder in zip(unfinished, folders, strict=True)
+    ]
     try:
-        run_tasks(
-            tasks,
-            "trial",
-            directory=search_dir,
-            address=search.address,
-            devices=config.devices,
-            resources=search.resources,
-        )
+        if search.address:
+            run_jobs_on_ray(
+                jobs, on_end, address=search.address, devices=config.devices, resources=search.resources
+            )
+        else:
+            slots, parallel = slots_here(search.resources, config, len(jobs))
+            run_jobs(jobs, on_end, slots=slots, parallel=parallel)
     except KeyboardInterrupt:
-        results.update()
-        raise KeyboardInterrupt(f"stopped; go on with {resume_command('search', search_dir)}") from None
+        save_results()
+        raise KeyboardInterrupt(f"stopped; go on with {resume}") from None
 
 
 def _progress(run_dir: Path) -> str:
-    """The progress of a trial in one line."""
+    """How far a trial has come: its name, env steps and score, or why its log points cannot be read."""
     try:
         score, env_steps = trial_progress(run_dir)
     except (OSError, UserError) as error:
@@ -250,5 +246,13 @@ def _progress(run_dir: Path) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Searches, or continues a search, and prints the results."""
-    run_search(*parse_options(arguments))
+    """Searches, or continues a search, and prints the results; with --trial, trains one trial."""
+    options, before = parse_options(arguments)
+    if options.trial is None:
+        run_search(options, before)
+        return
+    if options.directory is None or before is None:
+        raise UserError("--trial: expected --resume too, the directory of the search")
+    require(options.trial < options.search.trials, "--trial", options.trial, f"0 to {options.search.trials - 1}")
+    tune_process()
+    train_trial(trial_dir(options.directory, options.trial))

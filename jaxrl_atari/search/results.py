@@ -2,22 +2,19 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optuna import Study
 from optuna.trial import FrozenTrial
 
 from jaxrl_atari.cli.config_files import config_source
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.output import try_to
 from jaxrl_atari.report.searches import ranked
 from jaxrl_atari.report.text import markdown_table, number_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.journal import read_study
-from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE, resume_command, trial_dir
+from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE, trial_dir
 from jaxrl_atari.search.options import SearchConfig, read_search
 from jaxrl_atari.search.study import status_text, trial_progress
 
@@ -79,24 +76,8 @@ def search_results(search_dir: Path) -> SearchResults:
     config, search = read_search(search_dir)
     study = read_study(search_dir)
     trials = [] if study is None else study.get_trials(deepcopy=False)
-    return results_of_trials(search_dir, config, search, trials)
-
-
-def results_of_trials(
-    search_dir: Path,
-    config: Config,
-    search: SearchConfig,
-    trials: Sequence[FrozenTrial],
-    kept_rows: Mapping[int, TrialRow] | None = None,
-) -> SearchResults:
-    """The results of a search, from the trials in its study and from their log points.
-
-    Args:
-        kept_rows: number of a trial -> its row. These trials are not read.
-    """
-    kept_rows = kept_rows or {}
     best_first = ranked(trials)
-    rows = [kept_rows.get(trial.number) or _trial_row(search_dir, search, trial) for trial in best_first]
+    rows = [_trial_row(search_dir, search, trial) for trial in best_first]
     best = None
     if best_first and best_first[0].value is not None:
         new_seed = config.seed + config.sessions  # no trial has used it
@@ -139,43 +120,3 @@ def save_search_results(search_dir: Path, results: SearchResults) -> None:
         file = f"{results.best.name}.py"
         usage = f"    python -m jaxrl_atari.train --config SEARCH_DIR/{file} --sessions 4"
         write_file(search_dir / file, config_source(results.best, f"{values}\n\n{usage}\n"))
-
-
-class SearchResultsKeeper:
-    """Keeps the results of a search up to date while its trials train.
-
-    Args:
-        study: the study of the search.
-    """
-
-    def __init__(self, search_dir: Path, config: Config, search: SearchConfig, study: Study):
-        self._search_dir = search_dir
-        self._config = config
-        self._search = search
-        self._study = study
-        self._newest: SearchResults | None = None  # as last read
-        self._ended: dict[int, TrialRow] = {}  # number of a trial that has ended in the study -> its row
-        self._resume = resume_command("search", search_dir)
-
-    def update(self, number: int | None = None) -> None:
-        """Saves the current results, or prints why files cannot be read or written.
-
-        Args:
-            number: a trial whose process has ended. It is read again: a trial that ASHA stops ends in the study
-                before its process has written its last log point.
-        """
-        if number is not None:
-            self._ended.pop(number, None)
-        if try_to("the results cannot be read", self._read, self._resume):
-            try_to("results are not saved", self._save, self._resume)
-
-    def _read(self) -> None:
-        """Reads the trials that had not ended when they were last read."""
-        trials = self._study.get_trials(deepcopy=False)
-        self._newest = results_of_trials(self._search_dir, self._config, self._search, trials, self._ended)
-        ended = {trial.number for trial in trials if trial.state.is_finished()}
-        self._ended = {row.number: row for row in self._newest.rows if row.number in ended}
-
-    def _save(self) -> None:
-        assert self._newest is not None
-        save_search_results(self._search_dir, self._newest)

@@ -1,12 +1,13 @@
 """A trial of a search: trained in its process, with its log points reported to the study."""
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from optuna.trial import Trial, TrialState
 
 from jaxrl_atari.config import Config, set_fields
+from jaxrl_atari.errors import Stopped
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.layout import session_path, trial_number
 from jaxrl_atari.runs.progress import due
@@ -14,8 +15,7 @@ from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
-from jaxrl_atari.trials.resources import MachineShare
-from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
+from jaxrl_atari.trials.sessions import begin_run, compiled_once, train_session, unfinished_sessions
 
 
 @dataclass
@@ -50,40 +50,43 @@ class StudyWriter(Writer):
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
 
-def train_trial(
-    run_dir: Path,
-    share: MachineShare,
-    *,
-    stop_requested: Callable[[], bool] = lambda: False,
-    on_first_update: Callable[[], object] = lambda: None,
-) -> None:
+def train_trial(run_dir: Path) -> None:
     """Trains the sessions of a trial one after the other, and tells the study how the trial has ended.
 
-    Only session 0 reports its log points. With ASHA, which compares them, it is the only session.
+    Only session 0 reports its log points. With ASHA, which compares them, it is the only session. A trial that
+    ASHA stops writes its last checkpoint.
 
     Args:
         run_dir: the directory of the trial, SEARCH_DIR/trial_<number>.
-        share: the share of a machine that the trial has.
-        stop_requested: returns whether a stop has been requested.
-        on_first_update: called after the first update of a session.
 
     Raises:
-        Stopped: ASHA or a stop request has stopped the trial, and its last checkpoint has been written.
+        Stopped: a stop request has stopped the trial, and its last checkpoint has been written.
     """
     config, search = read_search(run_dir.parent)
     trial = start_trial(run_dir.parent, search, trial_number(run_dir))
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
-    say(str(trial.params))
-    config = share.configure(set_fields(config, trial.params))
+    say(f"{run_dir.name}  {trial.params}")
+    config = set_fields(config, trial.params)
     reported = trial.study.trials[trial.number].intermediate_values.keys()
     study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)), reported)
-    for job in unfinished_jobs(config, run_dir):
-        train_job(
-            job,
-            writers=[study_writer] if job.session == 0 else [],
-            stop_requested=lambda: study_writer.pruned or stop_requested(),
-            on_first_update=on_first_update,
-        )
+    description = begin_run(config, run_dir)
+    with compiled_once(config, run_dir.name) as compiled:
+        for session in unfinished_sessions(config, run_dir):
+            try:
+                train_session(
+                    config,
+                    run_dir,
+                    session,
+                    description,
+                    name=f"{run_dir.name}  session {session}",
+                    writers=[study_writer] if session == 0 else [],
+                    stop_requested=lambda: study_writer.pruned,
+                    on_first_update=compiled,
+                )
+            except Stopped:
+                if study_writer.pruned:
+                    return
+                raise
     score, _ = trial_progress(run_dir)
     if score is None:
         trial.set_user_attr(FAILURE, NO_GAME)

@@ -20,13 +20,13 @@ from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted, say, say_changes
-from jaxrl_atari.runs.layout import is_suite, is_sweep, resume_command
+from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.results import SuiteResultsKeeper
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan, continue_sweep, plan_sweep, read_plan, write_plan
 from jaxrl_atari.suite.vary import parse_vary, vary_options
-from jaxrl_atari.trials.launch import Job
+from jaxrl_atari.trials.launch import Job, raise_failures
 from jaxrl_atari.trials.resources import ResourcesConfig
 
 
@@ -155,23 +155,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the sessions that a suite or a sweep lacks, and shows, saves and draws its results."""
     options, plan, before = parse_options(arguments)
     # Imported here, so that --help need not import Flax and orbax.
-    from jaxrl_atari.suite.jobs import check_trainable, train_jobs, unfinished_jobs_of_sweep
+    from jaxrl_atari.suite.jobs import check_trainable, train_jobs, unfinished_jobs
 
-    check_trainable(plan, options.address, options.resources)
+    check_trainable(plan, options.address)
     with claim_run_dir(plan.config, options.directory, is_new=before is None) as directory:
-        jobs = unfinished_jobs_of_sweep(directory, plan)
+        jobs = unfinished_jobs(directory, plan)
         if plan != before or jobs:
             write_plan(directory, plan)
         _say_plan(directory, plan, before)
-        _say_finished(plan, jobs)
+        _say_finished(directory, plan, jobs)
         results = SuiteResultsKeeper(directory, plan)
         if jobs:
             with _saved_if_stopped(directory, results):
                 train_jobs(jobs, plan, directory, options.address, options.resources, results.on_end)
-        if before is None:
-            results.failures.raise_if_none_began(directory)
+        resume = resume_command("suite", directory)
+        if before is None and not has_session(directory):
+            raise_failures(results.failures, plan.total_sessions, directory, resume)
         results.show_and_save_all()
-    results.failures.raise_if_any(plan.total_sessions, resume_command("suite", directory))
+    raise_failures(results.failures, plan.total_sessions, directory, resume)
 
 
 def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> None:
@@ -182,12 +183,12 @@ def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> Non
         say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
 
 
-def _say_finished(plan: SweepPlan, jobs: Sequence[Job]) -> None:
+def _say_finished(directory: Path, plan: SweepPlan, jobs: Sequence[Job]) -> None:
     """Prints which games have no session left to train."""
-    waiting = {(job.setting_label, job.game) for job in jobs}
+    waiting = {job.folder.parent for job in jobs}
     for setting in plan.settings:
         for game in plan.games:
-            if (setting.label, game) not in waiting:
+            if (setting.directory(directory) / game).absolute() not in waiting:
                 say("  ".join(filter(None, (f"game {game}", setting.label, "finished already"))))
 
 

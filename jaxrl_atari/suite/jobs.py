@@ -1,30 +1,30 @@
 """The jobs of a suite or a sweep: whether they can be trained, which are left, and their training."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxrl_atari.config import Config
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.suite.suite import game_configs
 from jaxrl_atari.suite.sweep import SweepPlan
-from jaxrl_atari.trials.launch import Job, OnEnd
-from jaxrl_atari.trials.processes import run_processes
-from jaxrl_atari.trials.ray_cluster import check_cluster, set_ray_variables
+from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
+from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
-from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
+from jaxrl_atari.trials.sessions import described_for_jobs, session_jobs
 from jaxrl_atari.trials.slots import plan_slots
 
 
-def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -> None:
+def check_trainable(plan: SweepPlan, address: str) -> None:
     """Checks what can be checked without starting JAX or Ray, before the directory of a suite or sweep is made.
 
     If every session is refused later, `claim_run_dir` removes the directory again.
 
     Args:
         address: address of the Ray cluster that is to train; empty: this machine, without Ray.
-        resources: what each session gets on the cluster.
 
     Raises:
         ConfigError: a name, a coefficient or a minibatch size that cannot be used, or devices that are not there.
@@ -34,14 +34,26 @@ def check_trainable(plan: SweepPlan, address: str, resources: ResourcesConfig) -
     for setting in plan.settings:
         check_names_and_minibatches(setting.config)
     if address:
-        check_cluster(address, plan.config.devices, resources)
+        check_cluster(address)
     else:
         if plan.config.log.wandb:
             require_wandb()
         plan_slots(plan.config, plan.total_sessions)  # raises `ConfigError`
 
 
-def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
+def runs(directory: Path, plan: SweepPlan) -> Iterator[tuple[str, Path, Config]]:
+    """The trials of a suite or sweep, setting by setting and game by game.
+
+    Yields:
+        What stands before the names of the trial's jobs, its run directory, and its config.
+    """
+    for setting in plan.settings:
+        for game, config in game_configs(setting.config, plan.games).items():
+            label = f"game {game}  {setting.label}  " if setting.label else f"game {game}  "
+            yield label, setting.directory(directory) / game, config
+
+
+def unfinished_jobs(directory: Path, plan: SweepPlan) -> list[Job]:
     """Makes a job of each session that has not trained to its end: setting by setting, and game by game.
 
     Raises:
@@ -49,22 +61,18 @@ def unfinished_jobs_of_sweep(directory: Path, plan: SweepPlan) -> list[Job]:
     """
     jobs = []
     position = 0  # of the first session of the next trial
-    for setting in plan.settings:
-        for game, config in game_configs(setting.config, plan.games).items():
-            run_dir = setting.directory(directory) / game
-            if is_run(run_dir):
-                require_same_run(config, read_config(run_dir), run_dir)
-            jobs += unfinished_jobs(
-                config, run_dir, first_position=position, game=game, setting_label=setting.label
-            )
-            position += config.sessions
+    for label, run_dir, config in runs(directory, plan):
+        if is_run(run_dir):
+            require_same_run(config, read_config(run_dir), run_dir)
+        jobs += session_jobs(config, run_dir, label, position)
+        position += config.sessions
     return jobs
 
 
 def train_jobs(
     jobs: Sequence[Job], plan: SweepPlan, directory: Path, address: str, resources: ResourcesConfig, on_end: OnEnd
 ) -> None:
-    """Trains jobs on this machine, each in a process of its own, or on a Ray cluster.
+    """Writes the config.json of the runs that have jobs, and trains the jobs on this machine or on a Ray cluster.
 
     Args:
         plan: the plan that the jobs come from.
@@ -78,12 +86,13 @@ def train_jobs(
         UserError: the cluster cannot be used.
         KeyboardInterrupt: a stop was requested, and every session that was training has ended.
     """
-    if not address:
-        slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
-        run_processes(jobs, train_job, on_end, slots=slots, parallel=parallel)
-        return
-    set_ray_variables(address)
-    from jaxrl_atari.trials.ray_tasks import run_on_ray  # here, because it imports Ray
-
-    devices = plan.config.devices
-    run_on_ray(jobs, train_job, on_end, directory=directory, address=address, devices=devices, resources=resources)
+    due = {job.folder.parent for job in jobs}
+    with contextlib.ExitStack() as exits:
+        for _, run_dir, config in runs(directory, plan):
+            if run_dir.absolute() in due:
+                exits.enter_context(described_for_jobs(config, run_dir))
+        if address:
+            run_jobs_on_ray(jobs, on_end, address=address, devices=plan.config.devices, resources=resources)
+        else:
+            slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
+            run_jobs(jobs, on_end, slots=slots, parallel=parallel)

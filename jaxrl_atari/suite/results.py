@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import say, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import Suite, SuiteResults, read_suite, save_results, suite_results
-from jaxrl_atari.runs.layout import resume_command
+from jaxrl_atari.runs.layout import resume_command, session_number
 from jaxrl_atari.suite.sweep import Setting, SweepPlan
 from jaxrl_atari.suite.sweep_results import SweepResults, draw_sweep, save_sweep_results, sweep_results
-from jaxrl_atari.trials.launch import Failure, Failures, Job
+from jaxrl_atari.trials.launch import Job
 
 
 class _SettingResults:
@@ -27,11 +28,12 @@ class _SettingResults:
         self._saved: Suite | None = None  # the suite as last saved
         self._failures: dict[str, list[str]] = {}  # game -> why sessions of it failed
 
-    def note_end(self, job: Job, failure: Failure | None) -> None:
+    def note_end(self, job: Job, failure: UserError | None) -> None:
         """Notes the end of a job of this setting, which changes the results."""
         self.is_saved = False
         if failure is not None:
-            self._failures.setdefault(job.game, []).append(f"session {job.session}: {failure.reason}")
+            game = job.folder.parent.name
+            self._failures.setdefault(game, []).append(f"session {session_number(job.folder)}: {failure}")
 
     def read(self, anew: bool = False) -> None:
         """Reads the results. Games that were complete when they were saved are read again only with `anew`."""
@@ -60,16 +62,19 @@ class SuiteResultsKeeper:
     """
 
     def __init__(self, directory: Path, plan: SweepPlan):
-        self.failures = Failures()
+        self.failures: dict[str, UserError] = {}  # by the names of the jobs that failed
         self._directory = directory
         self._plan = plan
         self._by_label = {setting.label: _SettingResults(setting, directory) for setting in plan.settings}
+        self._by_directory = {results.directory.absolute(): results for results in self._by_label.values()}
         self._resume = resume_command("suite", directory)
 
-    def on_end(self, job: Job, failure: Failure | None) -> None:
+    def on_end(self, job: Job, failure: UserError | None) -> None:
         """Notes a job that has finished or failed, and saves the results that this changes."""
-        self.failures.on_end(job, failure)
-        self._by_label[job.setting_label].note_end(job, failure)
+        if failure is not None:
+            job.say(f"failed: {failure}")
+            self.failures[job.name] = failure
+        self._by_directory[job.folder.parents[1]].note_end(job, failure)
         self._save_unsaved()
 
     def save_all(self) -> None:

@@ -1,245 +1,182 @@
-"""Jobs and launchers: a job is a session that is to be trained, and a launcher trains jobs.
+"""The launcher of this machine: `run_jobs` runs several jobs at a time.
 
-There are three launchers: `run_here` trains one job after the other in this process, `processes.run_processes`
-several at a time in processes of their own, and `ray_tasks.run_on_ray` on a Ray cluster. `poll_until_done` is the
-loop of the last two.
+A job is a session of a trial (`train --resume RUN_DIR --session 0`) or a trial of a search. `ray_jobs.py` runs the
+same commands on a Ray cluster.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import IO, NamedTuple
 
+from jaxrl_atari.cli.job import ERROR, start_job
 from jaxrl_atari.cli.signals import StopRequest
-from jaxrl_atari.config import Config
-from jaxrl_atari.errors import SessionsFailed, UserError, correctable, reason
-from jaxrl_atari.output import counted, say, say_traceback
+from jaxrl_atari.errors import SessionsFailed, UserError
+from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.layout import has_session
+from jaxrl_atari.trials.slots import Slot
 
 POLL_SECONDS = 0.1
-"""How often launchers look for stop requests, output, and jobs that have ended."""
+"""How often launchers look for stop requests and for jobs that have ended."""
 
 STOPPING = "stopping: each session that has trained writes a last checkpoint (Ctrl-C again: stop at once)"
-"""The line with which a launcher answers the first stop request."""
+"""The line that answers the first stop request."""
 
 
 class Job(NamedTuple):
-    """A session that is to be trained. It can be sent to another process or machine."""
+    """A command that trains: a session of a trial, or a trial of a search."""
 
-    config: Config
-    run_dir: Path
-    session: int
-    description: dict[str, Any]  # content of the run's config.json; on a Ray cluster, its process adapts it
-    position: int  # among all sessions of the trial, suite or sweep; chooses the slot
-    game: str = ""  # game of a suite
-    setting_label: str = ""  # of a setting in a sweep, such as `ppo.gamma=0.9`
-    compile_key: str = ""  # two jobs with the same key run the same compiled programs
-
-    @property
-    def name(self) -> str:
-        """The words before each of the session's lines: `session 0`, in a suite `game Pong  session 0`."""
-        game = f"game {self.game}" if self.game else ""
-        return "  ".join(filter(None, (game, self.setting_label, f"session {self.session}")))
+    name: str  # before each of its lines: `session 0`, in a suite `game Pong  session 0`
+    words: tuple[str, ...]  # of its command line, after `python -m`
+    folder: Path  # the directory of the session, or of the trial of a search
+    position: int  # among all sessions or trials of the command; chooses the slot
 
     def say(self, line: str) -> None:
-        """Prints a line with the job's name before it. Lines of the session have it already."""
-        say(f"{self.name}  {line.removeprefix(f'{self.name}  ')}")
+        """Prints a line with the job's name before it. Most lines of the job itself have it already."""
+        say(line if line.startswith(self.name) else f"{self.name}  {line}")
 
 
-class Failure(NamedTuple):
-    """The failure of a job."""
-
-    reason: str  # one line
-    correctable: bool = False  # whether the user can correct it, as a `UserError`
+OnEnd = Callable[[Job, UserError | None], object]
+"""Called for each job that has finished, or failed with an error. A job that was stopped has done neither."""
 
 
-class Failures:
-    """The failures of the jobs of one start of a command, and the errors with which it then ends."""
+def run_jobs(jobs: Sequence[Job], on_end: OnEnd, *, slots: Sequence[Slot], parallel: int) -> None:
+    """Runs jobs on this machine, each on the least busy slot.
 
-    def __init__(self) -> None:
-        self._failures: dict[str, Failure] = {}  # name of a job -> its failure, in the order of their ends
-
-    def __bool__(self) -> bool:
-        """Whether a job has failed."""
-        return bool(self._failures)
-
-    def on_end(self, job: Job, failure: Failure | None) -> None:
-        """Prints and notes the failure of a job, if any. This is an `OnEnd`."""
-        if failure is not None:
-            job.say(f"failed: {failure.reason}")
-            self._failures[job.name] = failure
-
-    def raise_correctable(self) -> None:
-        """Raises `UserError` with the failures that the user can correct, if there are any."""
-        reasons = [failure.reason for failure in self._failures.values() if failure.correctable]
-        if reasons:
-            raise UserError("; ".join(reasons))
-
-    def raise_if_none_began(self, directory: Path) -> None:
-        """Raises `UserError` with each reason once if jobs have failed and no session has begun in a directory."""
-        if self._failures and not has_session(directory):
-            reasons = dict.fromkeys(failure.reason for failure in self._failures.values())
-            raise UserError(f"no session could begin: {'; '.join(reasons)}")
-
-    def raise_if_any(self, count: int, resume: str) -> None:
-        """Raises `SessionsFailed` if a job has failed.
-
-        Args:
-            count: number of all jobs, including those of earlier starts.
-            resume: the command that runs those that failed again.
-        """
-        if self._failures:
-            reasons = "; ".join(f"{name}: {failure.reason}" for name, failure in self._failures.items())
-            sessions = counted(count, "session")
-            raise SessionsFailed(
-                f"{len(self._failures)} of {sessions} failed ({reasons}); {resume} runs what is missing"
-            )
-
-
-class TrainJob(Protocol):
-    """Trains a job to the end of its session, as `sessions.train_job` does.
+    Of several slots that are equally busy, a job gets slot `job.position % len(slots)` if it is one of them.
 
     Args:
-        job: the session.
-        stop_requested: asked besides signals, as by `run_session`; if true, the session saves and ends.
-        on_first_update: called after the first update, when all programs are compiled.
-    """
-
-    def __call__(
-        self, job: Job, *, stop_requested: Callable[[], bool] = ..., on_first_update: Callable[[], object] = ...
-    ) -> object: ...
-
-
-OnEnd = Callable[[Job, Failure | None], object]
-"""Called for each job that has finished or failed, with its failure, if any. A stopped job has done neither.
-
-After a stop request, a launcher may leave out failures: they may be those of a signal. An error that this function
-raises stops no other job; see `LateErrors`.
-"""
-
-
-class Launcher(Protocol):
-    """Trains jobs, and returns once all have ended.
-
-    Args:
-        jobs: the sessions, in the order in which they are started.
-        train: trains one of them.
-        on_end: called in this process for each job that has finished or failed.
+        jobs: in the order in which they are started.
+        on_end: called for each job that has finished or failed.
+        slots: the devices.
+        parallel: number of jobs at a time. If it is 1, a job writes to the terminal itself. Otherwise its lines
+            are printed one by one, after its name.
 
     Raises:
-        KeyboardInterrupt: a stop was requested, and every session that was training has ended.
-        Exception: the first error of `on_end`, once all jobs have ended.
+        KeyboardInterrupt: a stop was requested and passed on, and all jobs have ended. A second Ctrl-C kills them.
+        Exception: an error of `on_end`, or no process can be started; the running jobs have saved and ended.
     """
-
-    def __call__(self, jobs: Sequence[Job], train: TrainJob, on_end: OnEnd) -> None: ...
-
-
-class LateErrors:
-    """The errors of `on_end`, such as a bug in the code that saves results.
-
-    Each is printed when it occurs. A launcher raises the first one when all jobs have ended. So the other jobs
-    train on, and the command still ends with an error.
-    """
-
-    def __init__(self) -> None:
-        self._first: Exception | None = None
-
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Keeps an error of the block, and prints it, with its traceback if it is a bug."""
-        try:
-            yield
-        except Exception as error:
-            say_traceback(error)
-            say(f"error after the end of a job: {reason(error)}; it stops no other job")
-            self._first = self._first or error
-
-    def raise_first(self) -> None:
-        """Raises the first error, if there is any."""
-        if self._first is not None:
-            raise self._first
-
-
-def attempt(function: Callable[..., object], *arguments: Any, **options: Any) -> Failure | None:
-    """Calls a function and returns its failure, if it raises an error. The traceback of a bug is printed.
-
-    A `sys.exit` in the code of a user is a failure, too: the work has not been done, whatever the status.
-    """
-    try:
-        function(*arguments, **options)
-    except (Exception, SystemExit) as error:
-        say_traceback(error)
-        user_error = correctable(error)
-        return Failure(reason(user_error or error), correctable=user_error is not None)
-    return None
-
-
-EndT = TypeVar("EndT", covariant=True)
-"""What a `JobQueue` says of a job that has ended."""
-
-
-class JobQueue(Protocol[EndT]):
-    """Jobs that run outside this process: some wait for room, others run."""
-
-    def is_done(self) -> bool:
-        """Whether no job waits or runs."""
-        ...
-
-    def poll(self) -> Sequence[EndT]:
-        """Starts jobs where there is room, and returns those that have ended, after about `POLL_SECONDS`."""
-        ...
-
-    def stop(self) -> None:
-        """Asks each running job to write its last checkpoint and end. No other job is started."""
-        ...
-
-
-def poll_until_done(queue: JobQueue[EndT], request: StopRequest, on_end: Callable[[EndT, bool], object]) -> None:
-    """Runs the jobs of a queue until all have ended. A stop request is passed on to them once.
-
-    If the queue raises an error, for example because no process can be started, the jobs first write their last
-    checkpoints and end. After an error of `on_end`, they go on.
-
-    Args:
-        on_end: called for each job that has ended, with whether a stop was requested before.
-
-    Raises:
-        KeyboardInterrupt: after a stop request, once all jobs have ended.
-        Exception: otherwise, the first error of `on_end`, once all jobs have ended.
-    """
-    errors = LateErrors()
-    stopping = False
-    try:
-        while not queue.is_done():
-            if request.requested and not stopping:
-                stopping = True
-                queue.stop()
-            for end in queue.poll():
-                with errors.kept():
-                    on_end(end, stopping)
-    except Exception:
-        queue.stop()
-        while not queue.is_done():
-            queue.poll()
-        raise
-    if stopping:
+    waiting = list(jobs)
+    running: list[_Process] = []
+    is_stopping = False
+    with StopRequest(quick=False, answer=STOPPING) as request, _none_left_behind(running):
+        while waiting or running:
+            if request.requested and not is_stopping:
+                is_stopping = True
+                waiting.clear()
+                for process in running:
+                    process.popen.terminate()
+            if waiting and len(running) < parallel:
+                job = waiting.pop(0)
+                running.append(_Process(job, _least_busy_slot(job, slots, running), is_captured=parallel > 1))
+                continue  # a stop request is noticed before the next start
+            time.sleep(POLL_SECONDS)
+            for process in [each for each in running if each.has_ended()]:
+                running.remove(process)
+                failure = failure_of(process.popen.returncode, process.error)
+                if failure is None or not is_stopping:
+                    on_end(process.job, failure)
+    if is_stopping:
         raise KeyboardInterrupt
-    errors.raise_first()
 
 
-def run_here(jobs: Sequence[Job], train: TrainJob, on_end: OnEnd, *, raise_errors: bool = False) -> None:
-    """Trains jobs one after the other in this process. This is a `Launcher`.
+class _Process:
+    """The process of a job.
 
     Args:
-        raise_errors: whether the error of a job is raised. Otherwise, `on_end` gets it, and the next job trains.
+        is_captured: whether its output is printed here. Otherwise only its errors are.
     """
-    errors = LateErrors()
-    for job in jobs:
-        failure = None
-        if raise_errors:
-            train(job)
-        else:
-            failure = attempt(train, job)
-        with errors.kept():
-            on_end(job, failure)
-    errors.raise_first()
+
+    def __init__(self, job: Job, slot: Slot, is_captured: bool):
+        job.say(slot.text)
+        self.job = job
+        self.slot = slot
+        self.error = ""  # its last line `error: ...`
+        pipe = subprocess.PIPE
+        streams = {"stdout": pipe, "stderr": subprocess.STDOUT} if is_captured else {"stderr": pipe}
+        self.popen = start_job(job.words, job.name, slot.variables, **streams)
+        lines = self.popen.stdout or self.popen.stderr
+        self._reader = threading.Thread(target=self._print, args=[lines], daemon=True)
+        self._reader.start()
+
+    def _print(self, lines: IO[str]) -> None:
+        with lines:  # closed in this thread, which alone reads them
+            for line in lines:
+                if line.startswith(ERROR):
+                    self.error = line
+                self.job.say(line.rstrip("\n"))
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended. Then its lines have been printed."""
+        if self.popen.poll() is None:
+            return False
+        self._reader.join(timeout=1)  # longer only if a process that it has started lives on
+        return True
+
+
+def _least_busy_slot(job: Job, slots: Sequence[Slot], running: Sequence[_Process]) -> Slot:
+    """The slot on which the fewest jobs run; of several, the one that the job prefers."""
+    busy = Counter(slots.index(process.slot) for process in running)
+    preferred = job.position % len(slots)
+    return slots[min(range(len(slots)), key=lambda index: (busy[index], index != preferred))]
+
+
+@contextlib.contextmanager
+def _none_left_behind(running: Sequence[_Process]) -> Iterator[None]:
+    """Ends the processes that run when an error ends the block: a second Ctrl-C kills them, else they save."""
+    try:
+        yield
+    except BaseException as error:
+        is_second_ctrl_c = isinstance(error, KeyboardInterrupt)
+        for process in running:
+            process.popen.send_signal(signal.SIGKILL if is_second_ctrl_c else signal.SIGTERM)
+        for process in running:
+            process.popen.wait()
+        raise
+
+
+def failure_of(status: int, error: str) -> UserError | None:
+    """The error of a job that has ended; None if it has finished.
+
+    Args:
+        status: its exit status.
+        error: its last line `error: ...`; empty if there is none.
+    """
+    if status == 0:
+        return None
+    if status == -signal.SIGKILL:
+        return SessionsFailed("killed; does the machine have too little memory?")
+    if status < 0:
+        return SessionsFailed(f"killed by signal {-status} ({signal.strsignal(-status)})")
+    kind = UserError if status == UserError.exit_status else SessionsFailed
+    return kind(error.removeprefix(ERROR) or f"exit status {status}")
+
+
+def raise_failures(failures: Mapping[str, UserError], count: int, directory: Path, resume: str) -> None:
+    """Raises an error if jobs have failed.
+
+    Args:
+        failures: name of a job that has failed -> its error.
+        count: number of all sessions, including those of earlier starts.
+        directory: of the trial, suite or sweep.
+        resume: the command that runs those that failed again.
+
+    Raises:
+        UserError: the error of the only session; or no session could begin, and the directory has none.
+        SessionsFailed: sessions failed otherwise.
+    """
+    if not failures:
+        return
+    only = next(iter(failures.values())) if count == 1 else None
+    if only is not None and only.exit_status == UserError.exit_status:
+        raise only
+    if not has_session(directory):
+        raise UserError(f"no session could begin: {'; '.join(dict.fromkeys(map(str, failures.values())))}")
+    reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
+    sessions = counted(count, "session")
+    raise SessionsFailed(f"{len(failures)} of {sessions} failed ({reasons}); {resume} runs what is missing")

@@ -1,18 +1,19 @@
-"""The resources of a task on a Ray cluster: those that the user asks for, and the share of a machine that it gets.
+"""The resources of each job of a search, or of a suite on Ray: what the user asks for, and what it gets."""
 
-A task is a session of a suite, or a trial of a search.
-"""
-
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig, Limits, check_fields
-from jaxrl_atari.envs import user_threads
+from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
 from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.hardware.choice import divide_gpus
+from jaxrl_atari.hardware.cpu import emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
-from jaxrl_atari.hardware.memory import memory_fraction
+from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
 from jaxrl_atari.output import counted
+from jaxrl_atari.trials.slots import SlotPlan, plan_slots
 
 
 @dataclass(frozen=True)
@@ -31,57 +32,62 @@ class ResourcesConfig:
 
 
 class MachineShare(NamedTuple):
-    """The share of a machine that a task gets."""
+    """The share of a machine that a job gets."""
 
-    gpu: float  # GPUs; 0: the task runs on the CPU
+    gpu: float  # GPUs; 0: the job runs on the CPU
     cpu: int  # cores
 
-    def configure(self, config: Config) -> Config:
-        """Returns a config that keeps within this share.
+    def variables(self, devices: DevicesConfig) -> dict[str, str]:
+        """The environment variables of a job that keeps within this share; call it on the machine of the job.
 
-        Without a GPU, `devices.gpu` is false. With a part of one, such as 0.25, `devices.memory_fraction` leaves
-        room for as many processes on the GPU, here 4; see `memory_fraction`. Each group of environments has as
-        many emulator threads as the share has cores, unless the user has chosen `env.num_threads` or, on this
-        machine, the variable `envs.THREADS_VARIABLE`.
+        Without a GPU, none is visible. With a part of one, such as 0.25, JAX's share of its memory leaves room for
+        as many jobs on the GPU, here 4; see `memory_fraction`. Pools have as many emulator threads as the share
+        has cores, unless the user has chosen a number.
 
         Raises:
-            ConfigError: the share of the memory is too small, devices.memory_fraction exceeds it, or the variable
-                has an unusable value.
+            ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
         """
-        if self.gpu:
-            sharing = int(1 / min(self.gpu, 1))  # tasks on a GPU
-            memory = min((gpu.memory for gpu in visible_gpus().gpus), default=0)
-            fraction = memory_fraction(config.devices, sharing, memory, advice="raise resources.gpu")
-            devices = replace(config.devices, memory_fraction=fraction)
-        else:
-            devices = replace(config.devices, gpu=False)
-        threads = config.env.num_threads or user_threads() or self.cpu
-        if config.env.backend == "gymnasium":  # it has no threads
-            threads = 0
-        env = replace(config.env, num_threads=threads)
-        return replace(config, devices=devices, env=env)
+        variables = {DEFAULT_THREADS_VARIABLE: str(self.cpu)}
+        if not self.gpu:
+            return variables | _on_cpu(self.cpu)
+        sharing = int(1 / min(self.gpu, 1))  # jobs on a GPU
+        memory = min((gpu.memory for gpu in visible_gpus().gpus), default=0)
+        fraction = memory_fraction(devices, sharing, memory, advice="raise resources.gpu")
+        return variables if fraction is None else variables | {FRACTION_VARIABLE: str(fraction)}
 
 
-def check_gpus(resources: ResourcesConfig, devices: DevicesConfig) -> None:
-    """Checks that the GPUs of a task are enough for `devices.data_parallel`. Raises `ConfigError` if not.
+def slots_here(resources: ResourcesConfig, config: Config, count: int) -> SlotPlan:
+    """The slots of this machine on which jobs take turns, without Ray: as many at a time as there is room for.
 
-    Ray shows a task only the GPUs of its own share.
+    Args:
+        resources: resources of each job.
+        config: config of the jobs.
+        count: number of jobs.
+
+    Raises:
+        ConfigError: the machine does not have the devices, or too little memory for jobs that share a GPU.
     """
-    if devices.data_parallel == "all":
-        return
-    needed = devices.data_parallel
-    require(
-        needed == 1 or resources.gpu >= needed,
-        "resources.gpu",
-        resources.gpu,
-        expected=f"at least devices.data_parallel = {needed}, the number of GPUs on which each session learns",
-    )
+    devices = config.devices if resources.gpu else replace(config.devices, gpu=False)
+    blocks = divide_gpus(devices).blocks
+    cpu = max(resources.cpu, 1)
+    room = len(blocks) * int(1 / min(resources.gpu, 1)) if blocks[0] else max(emulator_cores() // cpu, 1)
+    trial = replace(config.trial, parallel=min(room, count))
+    plan = plan_slots(replace(config, devices=devices, trial=trial), count)
+    if blocks[0]:
+        return plan
+    variables = {**plan.slots[0].variables, **_on_cpu(cpu)}
+    return SlotPlan([plan.slots[0]._replace(variables=variables)], plan.parallel)
+
+
+def _on_cpu(cores: int) -> dict[str, str]:
+    """The environment variables of a job that sees no GPU; XLA has as many threads unless the user has chosen."""
+    return {"CUDA_VISIBLE_DEVICES": "", "NPROC": os.environ.get("NPROC", str(cores))}
 
 
 def allot(
     resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig
 ) -> MachineShare:
-    """Works out the share of a machine that each task gets.
+    """Works out the share of a machine that each job gets.
 
     Args:
         resources: the resources that the user asks for.
@@ -89,20 +95,11 @@ def allot(
         devices: devices of the config.
 
     Raises:
-        ConfigError: `devices` asks for a GPU, and the share has none; or `check_gpus`.
-        UserError: a task needs more than any machine has.
+        UserError: a job needs more than any machine has.
     """
     owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
     gpu = resources.gpu if devices.may_use_gpus and any(gpus for gpus, _ in owned) else 0.0
     cpu = max(resources.cpu, 1)
-    require(
-        devices.gpu is not True or gpu > 0,
-        "devices.gpu",
-        True,
-        expected="a GPU on a machine of the Ray cluster, and resources.gpu above 0",
-    )
-    if gpu:
-        check_gpus(resources, devices)
     fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
     if not fitting:
         there = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)

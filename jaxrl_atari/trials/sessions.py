@@ -1,19 +1,24 @@
-"""The sessions of a trial: `unfinished_jobs` makes a job of each that is left to train; `train_job` trains one."""
+"""The sessions of a trial: which are left, the jobs that train them, and `train_session`, which trains one."""
 
 import contextlib
+import fcntl
+import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import TRACED_OPTIONS, Config
-from jaxrl_atari.errors import Stopped
+from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.hardware import distributed
+from jaxrl_atari.hardware.jax_settings import jax_config
+from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.description import describe
+from jaxrl_atari.runs.description import describe, software_and_machine
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, STOPPED_FILE, session_path
+from jaxrl_atari.runs.layout import CONFIG_FILE, RESUME_FILE, STOPPED_FILE, is_run, session_path
 from jaxrl_atari.runs.reading import EarlyEnd, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
@@ -24,40 +29,166 @@ StopFunction = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
 
 
-def unfinished_jobs(
-    config: Config, run_dir: Path, *, first_position: int = 0, game: str = "", setting_label: str = ""
-) -> list[Job]:
-    """Makes a job of each session of a trial that has not trained to its end.
-
-    Args:
-        config: config of the trial.
-        run_dir: run directory of the trial.
-        first_position: `Job.position` of session 0; the other sessions follow.
-        game: game of the trial, in a suite.
-        setting_label: label of the trial's setting, in a sweep.
-    """
-    description = describe(config, run_dir)
-    key = compile_key(config)
-    return [
-        Job(
-            config,
-            run_dir,
-            session,
-            description=description,
-            position=first_position + session,
-            game=game,
-            setting_label=setting_label,
-            compile_key=key,
-        )
-        for session in unfinished_sessions(config, run_dir)
-    ]
-
-
 def unfinished_sessions(config: Config, run_dir: Path) -> list[int]:
     """The sessions of a trial that have not trained to their end. The run directory may not exist yet."""
     return [
         session for session in range(config.sessions) if not is_finished(config, session_path(run_dir, session))
     ]
+
+
+def session_jobs(config: Config, run_dir: Path, label: str = "", first_position: int = 0) -> list[Job]:
+    """The jobs of a trial: the command `train --session` for each session that has not trained to its end.
+
+    Args:
+        label: stands before the names of the jobs, such as the game of a suite.
+        first_position: `Job.position` of session 0; the other sessions follow.
+    """
+    run_dir = run_dir.absolute()
+    return [
+        Job(
+            name=f"{label}session {session}",
+            words=("jaxrl_atari.train", "--resume", str(run_dir), "--session", str(session)),
+            folder=session_path(run_dir, session),
+            position=first_position + session,
+        )
+        for session in unfinished_sessions(config, run_dir)
+    ]
+
+
+def begin_run(config: Config, run_dir: Path) -> dict[str, Any]:
+    """Describes a trial that starts or is resumed. A new run gets its config.json.
+
+    Returns:
+        The content of config.json. A run that is resumed gets it once a session has made an update.
+    """
+    description = describe(config, run_dir)
+    if not is_run(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_json(run_dir / CONFIG_FILE, description)
+    return description
+
+
+@contextlib.contextmanager
+def described_for_jobs(config: Config, run_dir: Path) -> Iterator[None]:
+    """Context in which the jobs of a trial train: a run that is resumed has the file from which they read how."""
+    is_new = not is_run(run_dir)
+    description = begin_run(config, run_dir)
+    file = run_dir / RESUME_FILE
+    if not is_new:
+        write_json(file, description)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def train_session(
+    config: Config,
+    run_dir: Path,
+    session: int,
+    description: dict[str, Any],
+    *,
+    name: str = "",
+    writers: Sequence[Writer] = (),
+    stop: StopFunction | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+    on_first_update: Callable[[], object] = lambda: None,
+) -> None:
+    """Trains a session of a trial, from its newest checkpoint if it has one.
+
+    After its first update, it writes config.json and keeps the user's own code in the run directory.
+
+    Args:
+        description: the content of config.json.
+        name: stands before each printed line. Empty: `session 0`, with the session's number.
+        writers: receive the log points, with `session` and `seed` in each row.
+        stop: called with each log point; the session ends early once the result is true.
+        stop_requested: asked besides signals; if true, the session writes its last checkpoint and ends.
+        on_first_update: called after the first update.
+
+    Raises:
+        UserError, Stopped: as `run_session`; `UserError` also after a `sys.exit` in the user's own code.
+        KeyboardInterrupt: a signal before the first update, or Ctrl-C after an earlier signal, has ended the
+            session at once. With `devices.distributed`, only the latter does.
+    """
+    name = name or f"session {session}"
+    directory = session_path(run_dir, session)
+    rule = StopRule(stop, config.total_env_steps, directory)
+    request = StopRequest(name)
+    if config.devices.distributed:  # its processes end together, perhaps before their first update
+        request = StopRequest(name, quick=False, answer=STOPPING)
+
+    def after_first_update() -> None:
+        request.training = True
+        if distributed.is_leader():
+            write_json(run_dir / CONFIG_FILE, description)
+            for line in keep_code(run_dir):
+                say(f"{name}  {line}")
+        on_first_update()
+
+    with request:
+        try:
+            run_session(
+                config,
+                directory,
+                session,
+                label=name,
+                resume=True,
+                writers=[
+                    SessionWriter(writer, session=session, seed=config.seed + session)
+                    for writer in (*writers, rule)
+                ],
+                on_first_update=after_first_update,
+                stop_requested=lambda: request.requested or stop_requested(),
+                ends_early=rule.ends_session if rule.is_active else None,
+            )
+        except SystemExit as error:
+            raise UserError(f"sys.exit({error.code!r}) has ended the session") from error
+        # A request that came after the session had asked for the last time.
+        if distributed.sum_over_processes(request.requested):
+            raise Stopped
+
+
+# --- Compiled programs -------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def compiled_once(config: Config, name: str) -> Iterator[Callable[[], None]]:
+    """Context of a job that compiles its programs, unless another job of this machine compiles the same ones.
+
+    The others wait for it, and then read them from JAX's cache of compiled programs. A file in the cache, which is
+    locked meanwhile, says whether a job has compiled the programs before: then none waits.
+
+    Args:
+        name: of the job.
+
+    Yields:
+        The function to call after the first update.
+    """
+    folder = jax_config.jax_compilation_cache_dir
+    if not folder or not jax_config.jax_enable_compilation_cache:
+        yield lambda: None
+        return
+    key = f"{compile_key(config)} {software_and_machine(config.devices)}"
+    path = Path(folder) / f"compiled_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
+    if path.exists():
+        yield lambda: None
+        return
+    with path.with_suffix(".lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"{name}  waits for the session that compiles the same programs")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            lock.close()
+
+        def compiled() -> None:
+            path.touch()
+            lock.close()
+
+        yield compiled
 
 
 def compile_key(config: Config) -> str:
@@ -73,70 +204,7 @@ def compile_key(config: Config) -> str:
     return json.dumps(values)
 
 
-def train_job(
-    job: Job,
-    *,
-    writers: Sequence[Writer] = (),
-    close_writers: bool = False,
-    stop: StopFunction | None = None,
-    stop_requested: Callable[[], bool] = lambda: False,
-    on_first_update: Callable[[], object] = lambda: None,
-) -> None:
-    """Trains the session of a job, from its newest checkpoint if it has one.
-
-    After its first update, it writes the run's config.json and keeps the user's own code in the run directory.
-
-    Args:
-        writers: receive the log points, with `session` and `seed` in each row.
-        close_writers: whether the writers are closed at the end. A process of the session's own has copies, which
-            nobody else closes.
-        stop: called with each log point; the session ends early once the result is true.
-        stop_requested: asked besides signals; if true, the session writes its last checkpoint and ends.
-        on_first_update: called after the first update.
-
-    Raises:
-        UserError, Stopped: as `run_session`.
-        KeyboardInterrupt: a signal before the first update, or Ctrl-C after an earlier signal, has ended the
-            session at once. With `devices.distributed`, only the latter does.
-    """
-    config = job.config
-    directory = session_path(job.run_dir, job.session)
-    rule = StopRule(stop, config.total_env_steps, directory)
-    with contextlib.ExitStack() as exits:
-        if close_writers:
-            for writer in writers:
-                exits.callback(writer.close)
-        if config.devices.distributed:  # its processes end together, perhaps before their first update
-            request = StopRequest(job.name, quick=False, answer=STOPPING)
-        else:
-            request = StopRequest(job.name)
-        signals = exits.enter_context(request)
-
-        def after_first_update() -> None:
-            signals.training = True
-            if distributed.is_leader():
-                write_json(job.run_dir / CONFIG_FILE, job.description)
-                for line in keep_code(job.run_dir):
-                    job.say(line)
-            on_first_update()
-
-        run_session(
-            config,
-            directory,
-            job.session,
-            label=job.name,
-            resume=True,
-            writers=[
-                SessionWriter(writer, session=job.session, seed=config.seed + job.session)
-                for writer in (*writers, rule)
-            ],
-            on_first_update=after_first_update,
-            stop_requested=lambda: signals.requested or stop_requested(),
-            ends_early=rule.ends_session if rule.is_active else None,
-        )
-        # A request that came after the session had asked for the last time.
-        if distributed.sum_over_processes(signals.requested):
-            raise Stopped
+# --- Writers -----------------------------------------------------------------------------------------------------
 
 
 class SessionWriter(Writer):

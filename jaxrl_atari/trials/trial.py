@@ -2,34 +2,46 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_atari.cli.job import described_in, job_name
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import NoLogPoint, Stopped, UserError, reason, require
+from jaxrl_atari.errors import NoLogPoint, SessionsFailed, Stopped, UserError, correctable, reason, require
 from jaxrl_atari.hardware import distributed
-from jaxrl_atari.output import say, say_changes, try_to
+from jaxrl_atari.imports.named import pass_on_script
+from jaxrl_atari.output import say, say_changes, say_traceback, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
-from jaxrl_atari.runs.description import describe, read_config, require_same_run
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
+from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
     TRIAL_SUMMARY_FILE,
+    has_session,
     is_run,
+    latest_env_steps,
     resume_command,
+    session_path,
 )
-from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, require_resumable
+from jaxrl_atari.runs.run_dir import claim_run_dir, require_resumable
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.trials.launch import Failures, Job, OnEnd, run_here
-from jaxrl_atari.trials.processes import in_session_process, require_can_start_processes, run_processes
-from jaxrl_atari.trials.sessions import StopFunction, train_job, unfinished_jobs, unfinished_sessions
+from jaxrl_atari.trials.launch import Job, raise_failures, run_jobs
+from jaxrl_atari.trials.sessions import (
+    StopFunction,
+    begin_run,
+    compiled_once,
+    described_for_jobs,
+    session_jobs,
+    train_session,
+    unfinished_sessions,
+)
 from jaxrl_atari.trials.slots import plan_slots
 
 
@@ -51,45 +63,50 @@ def run_training(
 ) -> TrainingResult:
     """Runs a trial, prints its summary, and draws its graphs and its report.
 
-    Sessions that run side by side, or that take several GPUs in turn, have processes of their own. Others train in
-    this process, one after the other. With `devices.distributed` every process calls it; process 0 writes.
+    Sessions that run side by side, or that take several GPUs in turn, are jobs (`launch.py`). Others train in this
+    process, one after the other. With `devices.distributed` every process calls it; process 0 writes.
 
     Args:
         config: the options of the trial. Its sessions have the seeds `config.seed`, `config.seed + 1`, ...
         run_dir: where to train: a run in it is resumed. None: a new run directory.
         writers: receive the log points of each session, besides the writers of `config.log`. Each row has
-            `session` and `seed`. They are not closed. Sessions that have processes of their own get copies, by
-            pickle, which are closed at the session's end.
+            `session` and `seed`. They are not closed. Only where the sessions train in this process.
         stop: called with each log point of a session, which is a row as a writer receives it; for example
             `lambda row: row["return_mean"] > 400`. Once its result is true, the session ends as if its budget
             were spent, and trial.json says so under `stopped`. A result that is a text is the reason given there.
-            Before the first finished game, `return_mean` is NaN. Where sessions have processes of their own,
-            `stop` must be a function of a module.
+            Before the first finished game, `return_mean` is NaN. Only where the sessions train in this process.
 
     Returns:
         The run directory and the summary, which are complete even where trial.json could not be written.
 
     Raises:
         UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a
-            lowered budget; sessions need processes of their own, which this process cannot start; no session
-            could begin; the only session failed for a reason that the user can correct.
+            lowered budget; writers or `stop` are given, and sessions need processes of their own; no session could
+            begin; the only session, in this process, failed for a reason that the user can correct.
         SessionsFailed: sessions failed otherwise. What they wrote is kept, and those that did not fail have
             finished.
         KeyboardInterrupt: after a stop request, once every session has written its last checkpoint.
         Exception: a bug, from the only session of a trial that trains in this process, or from any session with
             `devices.distributed`.
     """
-    if in_session_process():
-        raise UserError(
-            "a session's process imports this script: call run_training under if __name__ == '__main__'"
-        )
+    if job_name():  # this process imports the script that has started it
+        raise UserError("a session imports this script: call run_training under if __name__ == '__main__'")
     # What can be refused without starting JAX is refused before a run directory is made. If every session is
     # refused later, `claim_run_dir` removes the directory again.
     check_names_and_minibatches(config)
     wanted = None if run_dir is None else Path(run_dir).expanduser()
-    before = _config_to_resume(config, wanted)
+    before = config_to_resume(config, wanted)
     left = config.sessions if wanted is None else len(unfinished_sessions(config, wanted))
-    train_all = _way_to_train(config, left, writers, stop) if left else None
+    plan = None
+    if left:
+        if config.log.wandb:
+            require_wandb()
+        plan = plan_slots(config, config.sessions, left)
+    if plan and plan.needs_processes and (writers or stop):
+        raise UserError(
+            "writers and stop need sessions that train in this process: set trial.parallel = 1, and devices.gpu to"
+            " the number of a GPU or to false"
+        )
     env = config.env
     lines = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
     if config.resume_note:
@@ -99,56 +116,29 @@ def run_training(
         distributed.join_processes(config.devices)
     if not distributed.is_leader():
         return TrainingResult(_follow(config, stop), {})
+    failures: dict[str, UserError] = {}
     with _claim_for_all(config, wanted, is_new=before is None) as directory, _summary_if_stopped(directory):
         say(f"{'resuming' if before else 'run directory:'} {directory}")
         for line in filter(None, lines):
             say(line)
-        jobs = _start_or_resume(config, before, directory)
-        failures = Failures()
-        if train_all is not None:
-            train_all(jobs, failures.on_end)
+        _say_resume(config, before, directory)
+        if plan is None:
+            assert before is not None
+            _update_finished_run(config, before, directory)
+        elif plan.needs_processes:
+            pass_on_script()
+            with described_for_jobs(config, directory):
+                jobs = session_jobs(config, directory)
+                on_end = partial(_note_end, failures)
+                run_jobs(jobs, on_end, slots=plan.slots, parallel=plan.parallel)
+        else:
+            _train_here(config, directory, writers, stop, failures)
     summary = _summarise_or_raise(config, directory, failures)
     distributed.wait_for_all()
     return TrainingResult(directory, summary)
 
 
-def _way_to_train(
-    config: Config, left: int, writers: Sequence[Writer], stop: StopFunction | None
-) -> Callable[[Sequence[Job], OnEnd], None]:
-    """Chooses how the sessions of a trial are trained, and checks that this process can do it.
-
-    They are trained one after the other in this process, or in processes of their own. In this process, the only
-    session of a trial raises its error as it is. With `devices.distributed` every session does: a follower cannot
-    see that the leader's session has failed, and would wait for it.
-
-    Args:
-        left: the number of sessions that are left to train.
-
-    Returns:
-        A function that trains jobs as a `Launcher` does.
-
-    Raises:
-        UserError: this process cannot train them.
-    """
-    if config.log.wandb:
-        require_wandb()
-    plan = plan_slots(config, config.sessions, left)
-    train = partial(train_job, writers=writers, close_writers=plan.needs_processes, stop=stop)
-    if not plan.needs_processes:
-        raise_errors = config.sessions == 1 or config.devices.distributed
-        return lambda jobs, on_end: run_here(jobs, train, on_end, raise_errors=raise_errors)
-    require_can_start_processes(train)
-    require(
-        config.env.vectorization_mode == "sync",
-        "env.vectorization_mode",
-        config.env.vectorization_mode,
-        expected="sync where sessions have processes of their own, which can start none",
-        hint="or set trial.parallel = 1 and devices.gpu to the number of a GPU (or false)",
-    )
-    return lambda jobs, on_end: run_processes(jobs, train, on_end, slots=plan.slots, parallel=plan.parallel)
-
-
-def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
+def config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
     """The config of the run in a directory; None if it holds none. Raises `UserError` if it cannot be resumed."""
     if run_dir is None or not is_run(run_dir):
         return None
@@ -156,6 +146,63 @@ def _config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
     require_resumable(run_dir)
     require_same_run(config, before, run_dir)
     return before
+
+
+def _train_here(
+    config: Config,
+    run_dir: Path,
+    writers: Sequence[Writer],
+    stop: StopFunction | None,
+    failures: dict[str, UserError],
+) -> None:
+    """Trains the sessions of a trial one after the other in this process, and notes those that fail.
+
+    The only session of a trial raises its error as it is. With `devices.distributed` every session does: a
+    follower cannot see that the leader's session has failed, and would wait for it.
+    """
+    description = begin_run(config, run_dir)
+    for session in unfinished_sessions(config, run_dir):
+        try:
+            train_session(config, run_dir, session, description, writers=writers, stop=stop)
+        except Exception as error:
+            if config.sessions == 1 or config.devices.distributed:
+                raise
+            say_traceback(error)
+            failure = correctable(error) or SessionsFailed(reason(error))
+            say(f"session {session}  failed: {failure}")
+            failures[f"session {session}"] = failure
+
+
+def _note_end(failures: dict[str, UserError], job: Job, failure: UserError | None) -> None:
+    """Notes the failure of a job, if any. With a dict, this is an `OnEnd`."""
+    if failure is not None:
+        job.say(f"failed: {failure}")
+        failures[job.name] = failure
+
+
+def train_alone(config: Config, run_dir: Path, session: int) -> None:
+    """Trains one session of a trial: the command `train --session`.
+
+    It may be a job. Otherwise it is one of several commands that a cluster runs side by side: the first one makes
+    the run directory, and the last one writes the summary.
+
+    Raises:
+        UserError: the run cannot be resumed, or as `train_session`.
+    """
+    require(session < config.sessions, "--session", session, f"0 to {config.sessions - 1}")
+    name = job_name()
+    if name:
+        description = describe_here(config, read_json(run_dir / described_in(run_dir)))
+    else:
+        before = config_to_resume(config, run_dir)
+        if before == config and not latest_env_steps(session_path(run_dir, session)):
+            description = read_json(run_dir / CONFIG_FILE)  # another one of the commands has made it
+        else:
+            description = begin_run(config, run_dir)
+    with compiled_once(config, name or f"session {session}") as compiled:
+        train_session(config, run_dir, session, description, name=name, on_first_update=compiled)
+    if not name and not unfinished_sessions(config, run_dir):
+        _summarise_or_raise(config, run_dir, {})
 
 
 def _follow(config: Config, stop: StopFunction | None) -> Path:
@@ -172,8 +219,8 @@ def _follow(config: Config, stop: StopFunction | None) -> Path:
         raise UserError(problem)
     run_dir = Path(distributed.agree(""))
     try:
-        for job in unfinished_jobs(config, run_dir):
-            train_job(job, stop=stop)
+        for session in unfinished_sessions(config, run_dir):
+            train_session(config, run_dir, session, {}, stop=stop)
     except Stopped:  # in every process
         distributed.wait_for_all()
         raise
@@ -208,29 +255,13 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
 
-def _start_or_resume(config: Config, before: Config | None, run_dir: Path) -> list[Job]:
-    """Writes config.json if that is due, prints what a resume changes, and returns the jobs that are left.
-
-    Args:
-        before: the config of the run that is resumed; None for a new run.
-    """
-    jobs = unfinished_jobs(config, run_dir)
-    if before is None:
-        _write_config_file(config, run_dir)
-    elif jobs:  # config.json is written after the first update
+def _say_resume(config: Config, before: Config | None, run_dir: Path) -> None:
+    """Prints what a resume changes, and which sessions have finished."""
+    left = unfinished_sessions(config, run_dir)
+    if before is not None and left:
         say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
-    else:
-        _update_finished_run(config, before, run_dir)
-    for session in sorted({*range(config.sessions)} - {job.session for job in jobs}):
+    for session in sorted({*range(config.sessions)} - {*left}):
         say(f"session {session}  finished already")
-    return jobs
-
-
-def _write_config_file(config: Config, run_dir: Path) -> None:
-    """Writes config.json, and keeps the user's own code beside it."""
-    write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
-    for line in keep_code(run_dir):
-        say(line)
 
 
 def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
@@ -248,35 +279,34 @@ def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
     not_used = changed_fields(config.to_dict(), kept.to_dict())
     say_changes("the run has finished, and keeps its own values", not_used)
     if kept != before:
-        _write_config_file(kept, run_dir)
+        write_json(run_dir / CONFIG_FILE, describe(kept, run_dir))
     say_changes("changed", changed_fields(before.to_dict(), kept.to_dict()))
 
 
-def _summarise_or_raise(config: Config, run_dir: Path, failures: Failures) -> Mapping[str, Any]:
+def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, UserError]) -> Mapping[str, Any]:
     """Prints the summary of a trial, saves it and writes the report, even where some sessions have failed.
 
     Returns:
         The summary.
 
     Raises:
-        UserError: no session could begin or has a log point, or the only one failed for a reason that the user can
-            correct. Then there is no summary.
+        UserError: no session could begin or has a log point. Then there is no summary.
         SessionsFailed: sessions failed otherwise.
     """
-    if config.sessions == 1:
-        failures.raise_correctable()
-    failures.raise_if_none_began(run_dir)
+    resume = resume_command("train", run_dir)
+    if not has_session(run_dir):
+        raise_failures(failures, config.sessions, run_dir, resume)
     summary = _read_summary(run_dir, failures)
     if summary is not None:
         say(f"\n{summary_table(summary)}")
         _save_summary(run_dir, summary)
         if config.log.graphs:
             try_report(run_dir)
-    failures.raise_if_any(config.sessions, resume_command("train", run_dir))
+    raise_failures(failures, config.sessions, run_dir, resume)
     return summary or {}
 
 
-def _read_summary(run_dir: Path, failures: Failures) -> TrialSummary | None:
+def _read_summary(run_dir: Path, failures: Mapping[str, UserError]) -> TrialSummary | None:
     """The summary of a trial. None if sessions have failed, and no log point can be read."""
     try:
         return trial_summary(read_run(run_dir))

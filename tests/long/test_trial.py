@@ -8,7 +8,7 @@ from small_training import TINY, read_table
 from jaxrl_atari import run_training
 from jaxrl_atari.config import set_fields
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.trials.sessions import train_job, unfinished_jobs
+from jaxrl_atari.trials.sessions import begin_run, train_session
 
 
 def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):
@@ -21,9 +21,8 @@ def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):
             ended.set()
         return ended.is_set()
 
-    (job,) = unfinished_jobs(config, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        train_job(job, stop=stop, stop_requested=ended.is_set)
+        train_session(config, tmp_path, 0, begin_run(config, tmp_path), stop=stop, stop_requested=ended.is_set)
     summary = run_training(config, tmp_path).summary
     expected = {"env_steps": 64, "reason": "stop(row) was true at this log point"}
     assert summary["stopped"] == {"session_0": expected}
