@@ -32,7 +32,7 @@ def run(main: Callable[[], object]) -> NoReturn:
     - The `SIGNALS`, such as Ctrl-C, SIGTERM and that of a closed terminal, raise `KeyboardInterrupt` in `main`.
       Its message is printed, and the status is 130. A second signal ends the process at once.
     """
-    status = 0
+    status = 1
     if begin_job():
         # Called last of Python's exit handlers, in place of those of C: OpenBLAS may wait for its threads forever.
         atexit.register(lambda: os._exit(status))
@@ -48,6 +48,7 @@ def run(main: Callable[[], object]) -> NoReturn:
         main()
         if received:  # Python swallows an interrupt in a callback, such as one of the garbage collector
             raise KeyboardInterrupt
+        status = 0
     except KeyboardInterrupt as stop:
         say(str(stop) or "interrupted", sys.stderr)
         status = INTERRUPTED
