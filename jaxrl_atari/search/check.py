@@ -1,9 +1,5 @@
 """The checks of a search and of its space, before its directory is made."""
 
-import itertools
-from collections.abc import Sequence
-from typing import Any
-
 from optuna.distributions import CategoricalDistribution
 
 from jaxrl_atari.config import Config, set_fields
@@ -11,9 +7,6 @@ from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import require
 from jaxrl_atari.search.options import Distribution, SearchConfig
 from jaxrl_atari.trials.varied_fields import can_vary
-
-MAX_COMBINATIONS = 2_000
-"""Combinations of values that are checked, within seconds. A trial with a bad one beyond them fails by itself."""
 
 
 def check_search(config: Config, search: SearchConfig) -> None:
@@ -23,7 +16,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
         ConfigError: in one of these cases:
 
             - The space is empty, has a field that a search cannot vary, or has a value that is no distribution.
-            - The config refuses a combination of choices or of ends of ranges.
+            - The config refuses a choice or an end of a range, beside the first values of the other fields.
             - The trials have several sessions, which ASHA cannot compare.
             - ASHA's first comparison is beyond the budget.
             - A network, algorithm or coefficient does not exist, or a minibatch size does not suit the network.
@@ -41,7 +34,15 @@ def check_search(config: Config, search: SearchConfig) -> None:
         "trials, each with a distribution of Optuna",
         hint="configs/search_qbert.py is an example of a --config",
     )
-    _check_values(config, search)
+    tried = {
+        name: each.choices if isinstance(each, CategoricalDistribution) else (each.low, each.high)
+        for name, each in search.space.items()
+    }
+    first = {name: values[0] for name, values in tried.items()}
+    first["seed"] = config.seed + config.sessions  # with which `NAME_best.py` trains the best trial again
+    for name, values in tried.items():
+        for value in values:
+            check_names_and_minibatches(set_fields(config, first | {name: value}))
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
@@ -52,24 +53,3 @@ def check_search(config: Config, search: SearchConfig) -> None:
             expected=f"less than total_env_steps = {config.total_env_steps:,}",
             hint=hint,
         )
-
-
-def _check_values(config: Config, search: SearchConfig) -> None:
-    """Checks the values that trials can get: choices, and the ends of ranges. Raises `ConfigError`.
-
-    First, each value is checked with the first values of the other fields, also for names and minibatch sizes.
-    Then each combination of values has to be a config, up to `MAX_COMBINATIONS`.
-    """
-    tried: dict[str, Sequence[Any]] = {}  # field -> its choices, or the ends of its range
-    for name, distribution in search.space.items():
-        if isinstance(distribution, CategoricalDistribution):
-            tried[name] = distribution.choices
-        else:
-            tried[name] = (distribution.low, distribution.high)
-    best_seed = {"seed": config.seed + config.sessions}  # with which `NAME_best.py` trains the best trial again
-    first = {name: values[0] for name, values in tried.items()} | best_seed
-    for name, values in tried.items():
-        for value in values:
-            check_names_and_minibatches(set_fields(config, first | {name: value}))
-    for combination in itertools.islice(itertools.product(*tried.values()), MAX_COMBINATIONS):
-        set_fields(config, dict(zip(tried, combination, strict=True)) | best_seed)

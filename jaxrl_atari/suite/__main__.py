@@ -6,9 +6,8 @@ python -m jaxrl_atari.suite --resume data/suite_20260101_120000
 python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ import tyro
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.config import changed_fields
 from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
@@ -72,67 +71,31 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
         default = Options(config=before.config, games=before.games)
     options = parse(Options, arguments, "suite", default, before.config if before else None)
     config = options.config
-    require(
-        config.env.game == default.config.env.game,
-        "env.game",
-        config.env.game,
-        expected="no --env.game in a suite",
-        hint="choose with --games Pong Breakout",
-    )
+    given = changed_fields(default.config.to_dict(), config.to_dict())
+    hint = "choose with --games Pong Breakout"
+    require("env.game" not in given, "env.game", config.env.game, "no --env.game in a suite", hint)
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
-    _check_resources(options, before.config if before else Config())
-    plan = _plan(options)
-    if before is not None:
-        plan = continue_sweep(plan, before)
-        _require_continuation(plan, before, options)
-    _refuse_given(plan, options.config, default.config)
-    return options, plan, before
-
-
-def _refuse_given(plan: SweepPlan, config: Config, default: Config) -> None:
-    """Refuses a field that varies and is also given as an option, which would have no effect."""
-    given = changed_fields(default.to_dict(), config.to_dict())
-    for name in plan.vary:
-        _, value = given.get(name, (None, None))
-        require(name not in given, name, value, f"no such option, because --vary has {name}")
-
-
-def _plan(options: Options) -> SweepPlan:
-    """Makes the plan that the options describe. Raises `UserError` for games or fields that cannot be used."""
-    config = options.config
+    require(
+        options.address or options.resources == ResourcesConfig(),
+        "--resources",
+        dataclasses.asdict(options.resources),
+        expected="no resources without --address",
+        hint="on this machine, --trial.parallel N trains N sessions at a time",
+    )
     games = options.games
     if games is not None:
         games = [name for word in games for name in word.split(",") if name]
-    return plan_sweep(config, list(game_configs(config, games)), parse_vary(options.vary, config))
+    plan = plan_sweep(config, list(game_configs(config, games)), parse_vary(options.vary, config))
+    if before is not None:
+        plan = continue_sweep(plan, before)
+        _require_continuation(plan, before)
+    for name in plan.vary:
+        _, value = given.get(name, (None, None))
+        require(name not in given, name, value, f"no such option, because --vary has {name}")
+    return options, plan, before
 
 
-def _check_resources(options: Options, before: Config) -> None:
-    """Refuses resources without a Ray cluster, and `trial.parallel` on one: they would have no effect.
-
-    Args:
-        before: the config of the suite that is resumed, else the defaults. It may have `trial.parallel`.
-    """
-    resources = options.resources
-    for name, default in dataclasses.asdict(ResourcesConfig()).items():
-        value = getattr(resources, name)
-        require(
-            options.address or value == default,
-            f"--resources.{name}",
-            value,
-            expected=f"{default} without --address",
-            hint="on this machine, --trial.parallel N trains N sessions at a time",
-        )
-    parallel = options.config.trial.parallel
-    require(
-        not options.address or parallel in (0, before.trial.parallel),
-        "trial.parallel",
-        parallel,
-        expected="0 with --address",
-        hint="--resources.gpu and --resources.cpu set how many sessions a machine trains at a time",
-    )
-
-
-def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) -> None:
+def _require_continuation(plan: SweepPlan, before: SweepPlan) -> None:
     """Refuses a plan that has other games than the suite that is resumed, or that lacks one of its settings."""
     require(
         plan.games == before.games,
@@ -143,9 +106,9 @@ def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) 
     )
     labels = {setting.label for setting in plan.settings}
     require(
-        all(setting.label in labels for setting in before.settings),
+        labels.issuperset(setting.label for setting in before.settings),
         "--vary",
-        " ".join(options.vary),
+        vary_options(plan.vary),
         expected="the fields and values of the suite, and perhaps more values",
         hint=f"leave it out, or start a new suite; this one has {vary_options(before.vary) or 'no --vary'}",
     )
@@ -162,44 +125,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         jobs = unfinished_jobs(directory, plan)
         if plan != before or jobs:
             write_plan(directory, plan)
-        _say_plan(directory, plan, before)
-        _say_finished(directory, plan, jobs)
+        _say_plan(directory, plan, before, jobs)
         results = SuiteResultsKeeper(directory, plan)
-        if jobs:
-            with _saved_if_stopped(directory, results):
-                train_jobs(jobs, plan, directory, options.address, options.resources, results.on_end)
         resume = resume_command("suite", directory)
-        if before is None and not has_session(directory):
-            raise_failures(results.failures, plan.total_sessions, directory, resume)
-        results.show_and_save_all()
+        try:
+            if jobs:
+                train_jobs(jobs, plan, directory, options.address, options.resources, results.on_end)
+        except KeyboardInterrupt:
+            results.save()
+            raise KeyboardInterrupt(f"stopped; go on with {resume}") from None
+        if has_session(directory):
+            results.show_and_save()
     raise_failures(results.failures, plan.total_sessions, directory, resume)
 
 
-def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None) -> None:
-    """Prints what is trained, and what a resume changes in the config of the plan `before`."""
+def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None, jobs: Sequence[Job]) -> None:
+    """Prints what is trained, what a resume changes in the plan `before`, and which games have no job left."""
     settings = f", {counted(len(plan.settings), 'setting')}" if plan.is_sweep else ""
     say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
     if before is not None:
         say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
-
-
-def _say_finished(directory: Path, plan: SweepPlan, jobs: Sequence[Job]) -> None:
-    """Prints which games have no session left to train."""
     waiting = {job.folder.parent for job in jobs}
     for setting in plan.settings:
         for game in plan.games:
             if (setting.directory(directory) / game).absolute() not in waiting:
                 say("  ".join(filter(None, (f"game {game}", setting.label, "finished already"))))
-
-
-@contextlib.contextmanager
-def _saved_if_stopped(directory: Path, results: SuiteResultsKeeper) -> Iterator[None]:
-    """Saves the results after a stop request, and raises `KeyboardInterrupt` with the command that goes on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        results.save_all()
-        raise KeyboardInterrupt(f"stopped; go on with {resume_command('suite', directory)}") from None
 
 
 if __name__ == "__main__":

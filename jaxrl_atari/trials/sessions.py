@@ -18,7 +18,15 @@ from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.description import describe, software_and_machine
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, RESUME_FILE, STOPPED_FILE, is_run, session_path
+from jaxrl_atari.runs.layout import (
+    CONFIG_FILE,
+    RESUME_FILE,
+    STOPPED_FILE,
+    is_run,
+    session_dirs,
+    session_files,
+    session_path,
+)
 from jaxrl_atari.runs.reading import EarlyEnd, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
@@ -61,7 +69,8 @@ def begin_run(config: Config, run_dir: Path) -> dict[str, Any]:
     Returns:
         The content of config.json. A run that is resumed gets it once a session has made an update.
     """
-    description = describe(config, run_dir)
+    has_trained = any(map(session_files, session_dirs(run_dir)))
+    description = describe(config, run_dir if has_trained else None)
     if not is_run(run_dir):
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / CONFIG_FILE, description)

