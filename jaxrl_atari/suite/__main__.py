@@ -88,14 +88,14 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     plan = plan_sweep(config, list(game_configs(config, games)), parse_vary(options.vary, config))
     if before is not None:
         plan = continue_sweep(plan, before)
-        _require_continuation(plan, before)
+        _require_continuation(plan, before, options)
     for name in plan.vary:
         _, value = given.get(name, (None, None))
         require(name not in given, name, value, f"no such option, because --vary has {name}")
     return options, plan, before
 
 
-def _require_continuation(plan: SweepPlan, before: SweepPlan) -> None:
+def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) -> None:
     """Refuses a plan that has other games than the suite that is resumed, or that lacks one of its settings."""
     require(
         plan.games == before.games,
@@ -108,7 +108,7 @@ def _require_continuation(plan: SweepPlan, before: SweepPlan) -> None:
     require(
         labels.issuperset(setting.label for setting in before.settings),
         "--vary",
-        vary_options(plan.vary),
+        " ".join(options.vary),
         expected="the fields and values of the suite, and perhaps more values",
         hint=f"leave it out, or start a new suite; this one has {vary_options(before.vary) or 'no --vary'}",
     )
