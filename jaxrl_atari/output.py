@@ -85,19 +85,30 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 class _Output(io.TextIOBase):
-    """Standard output for rich, which would end a command whose terminal is closed; see `write`."""
+    """A stream for rich, which would end a command whose terminal is closed; see `write`.
+
+    Args:
+        stream: where the text goes. rich redirects `sys.stdout` to its own console, so it is not looked up later.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # pyright: ignore
+        return self._stream.encoding  # rich draws with ASCII characters where there are no others
 
     def write(self, text: str) -> int:
-        write(text)
+        write(text, self._stream)
         return len(text)
 
     def isatty(self) -> bool:
-        return is_terminal(sys.stdout)
+        return is_terminal(self._stream)
 
 
 def console() -> Console:
     """A console of rich on standard output that does not fail with it."""
-    return Console(file=_Output())  # pyright: ignore
+    return Console(file=_Output(sys.stdout))  # pyright: ignore
 
 
 def tracked(

@@ -8,6 +8,7 @@ import pty
 import re
 import resource
 import sys
+import threading
 import time
 from contextlib import redirect_stdout
 
@@ -268,14 +269,20 @@ def test_a_terminal_shows_a_live_line_from_the_start_to_the_end(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "130")
     rich.reconfigure()  # it reads COLUMNS once
+    shown = []
+
+    def read():
+        with contextlib.suppress(OSError):  # the end of what was written
+            while True:
+                shown.append(os.read(master, 4_096))
+
+    reader = threading.Thread(target=read)
+    reader.start()  # a terminal that nobody reads would hold up the writer
     with os.fdopen(slave, "w") as terminal, redirect_stdout(terminal):
         drive(TerminalWriter(1_000, "session 0"))
-    shown = b""
-    with contextlib.suppress(OSError):  # the end of what was written
-        while True:
-            shown += os.read(master, 4_096)
+    reader.join()
     os.close(master)
-    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", shown.decode()))
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", b"".join(shown).decode()))
     assert "session 0  a message" in lines
     assert re.match(r"session 0  100.0%  env_steps 1,000  return_ma 99.5  sps [\d,]+  eta 0:00:00  ", lines[-2])
     assert len(lines) < 20, "it is drawn twice a second"
