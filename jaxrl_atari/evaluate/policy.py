@@ -18,7 +18,7 @@ from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.network_forms import make_network
 from jaxrl_atari.network_interface import Network, Observation, Outputs, is_recurrent
-from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint, saved_return_mean
+from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
 from jaxrl_atari.session_arrays import abstract_params
@@ -239,7 +239,7 @@ def _best_session(path: Path) -> Path:
         checkpoints = Checkpoints(session_dir)
         for env_steps in checkpoints.env_steps():
             try:
-                return_mean = saved_return_mean(checkpoints.read_meta(env_steps))
+                return_mean = checkpoints.read_meta(env_steps)["score"]
             except DamagedCheckpoint as error:
                 _log.warning("%s; it does not count where the best session is chosen", error)
                 return_mean = None

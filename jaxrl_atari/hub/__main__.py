@@ -2,7 +2,7 @@
 
     python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
-    python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|latest|STEP] [--rounded]
+    python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|latest|STEP]
 
 A repository has the layout of a run directory:
 
@@ -114,9 +114,6 @@ class PackOptions(WithImports):
     checkpoint: CheckpointChoice = "best"
     """The parameters to share: those of `best` or of an env step, both of the best session, or of the `latest`
     checkpoint of every session."""
-    rounded: bool = False
-    """Halve the size of the parameters, for a run that computed in bfloat16: round the largest kernel to bfloat16.
-    A machine that computes in float32 then uses the rounded kernel."""
 
 
 @contextlib.contextmanager
@@ -198,7 +195,7 @@ def pack(options: PackOptions) -> None:
     directory = options.directory
     import_named(options.imports)
     require_new_folder(directory)
-    files = packed_files(options.run_dir, options.checkpoint, options.rounded)
+    files = packed_files(options.run_dir, options.checkpoint)
     with filled_folder(directory) as folder:
         for name, content in files.items():
             path = folder / name

@@ -11,7 +11,7 @@ from jaxrl_atari.hub.card import model_card
 from jaxrl_atari.output import say
 from jaxrl_atari.report.evaluations import written_at
 from jaxrl_atari.report.summary import Run, read_run
-from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.checkpoints import Checkpoints, save_parameters
 from jaxrl_atari.runs.layout import (
     ACTIONS_FOLDER,
     CODE_FOLDER,
@@ -27,7 +27,6 @@ from jaxrl_atari.runs.layout import (
     checkpoint_env_steps,
     checkpoint_path,
 )
-from jaxrl_atari.runs.published import save_parameters
 
 FILES = (
     CONFIG_FILE,
@@ -74,14 +73,14 @@ def run_files(run: Run, patterns: Sequence[str]) -> Files:
     return {path.relative_to(run.path).as_posix(): path for path in paths}
 
 
-def parameters_of(policies: Sequence[Policy], rounded: bool = False) -> Files:
-    """Files with the parameters of checkpoints and nothing else. `rounded`: see `save_parameters`."""
+def parameters_of(policies: Sequence[Policy]) -> Files:
+    """Files with the parameters of checkpoints and nothing else."""
     files: Files = {}
     for policy in policies:
         meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder, policy.session_dir.name)
-            save_parameters(Checkpoints(copy), policy.params, meta, rounded)
+            save_parameters(Checkpoints(copy), policy.params, meta)
             written = [path for path in copy.rglob("*") if path.is_file()]
             files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
     return files
@@ -112,7 +111,7 @@ def newest_video(policies: Sequence[Policy]) -> Files:
     return {HUB_VIDEO_FILE: max(videos, key=written_at)} if videos else {}
 
 
-def packed_files(run_dir: Path, checkpoint: CheckpointChoice, rounded: bool = False) -> Files:
+def packed_files(run_dir: Path, checkpoint: CheckpointChoice) -> Files:
     """The files of a run that is shared without the Hub: the parameters of checkpoints, and no model card.
 
     Raises:
@@ -120,7 +119,7 @@ def packed_files(run_dir: Path, checkpoint: CheckpointChoice, rounded: bool = Fa
     """
     run = read_run(run_dir)
     policies = policies_to_share(run, checkpoint)
-    return parameters_of(policies, rounded) | run_files(run, FILES) | newest_video(policies)
+    return parameters_of(policies) | run_files(run, FILES) | newest_video(policies)
 
 
 def repository_files(run_dir: Path, repo_id: str, checkpoint: CheckpointChoice) -> Files:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.runs.description import changed_by, resumes
+from jaxrl_atari.runs.description import resumes
 
 
 class PageContent(NamedTuple):
@@ -39,5 +39,5 @@ def _changes(description: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (f"resumed {resume.get('date')}", f"{name}: {' -> '.join(map(str, values))}")
         for resume in resumes(description)
-        for name, values in changed_by(resume).items()
+        for name, values in resume["changed"].items()
     ]

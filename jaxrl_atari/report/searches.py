@@ -13,7 +13,6 @@ from jaxrl_atari.config import flat
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.report.text import number_text, score_text
 from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE
-from jaxrl_atari.runs.tables import DELIMITERS
 
 if TYPE_CHECKING:
     import optuna
@@ -41,8 +40,7 @@ class ScoredTrial(NamedTuple):
 def trial_rows(search_dir: Path) -> list[list[str]]:
     """The table of trials.csv with rounded numbers: a header, then a row for each trial, the best first.
 
-    The number of a trial is its first cell, although a spreadsheet may have moved that column. The table is empty
-    before the search has written its first results.
+    The table is empty before the search has written its first results.
 
     Raises:
         UserError: trials.csv is damaged.
@@ -51,16 +49,13 @@ def trial_rows(search_dir: Path) -> list[list[str]]:
     if not path.is_file():
         return []
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-        tables = [[*csv.reader(lines, delimiter=delimiter)] for delimiter in DELIMITERS]
+        table = [*csv.reader(path.read_text(encoding="utf-8").splitlines())]
     except (ValueError, csv.Error) as error:
         raise UserError(f"{path}: cannot be used ({reason(error)}); {REMAKE_ADVICE}") from error
-    table = next((rows for rows in tables if rows and {"trial", "score", "status"} <= {*rows[0]}), None)
-    if table is None:
+    if not table or not {"trial", "score", "status"} <= {*table[0]}:
         raise UserError(f"{path}: cannot be used (its first line is no header of trials); {REMAKE_ADVICE}")
-    filled = [row for row in table[1:] if any(map(str.strip, row))]  # a spreadsheet may add rows of empty cells
-    rows = [dict(zip(table[0], row, strict=False)) for row in filled]
-    header = ["trial", *(name for name in table[0] if name != "trial")]
+    header = table[0]
+    rows = [dict(zip(header, row, strict=False)) for row in table[1:]]
     shown_as_score = {"score", "env_steps"}
 
     def cell_text(name: str, cell: str) -> str:

@@ -30,8 +30,7 @@ from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
 from jaxrl_atari.runs.progress import return_ma_window
-from jaxrl_atari.runs.reading import EarlyEnd, Table, read_early_end, read_sessions
-from jaxrl_atari.runs.verification import read_verification
+from jaxrl_atari.runs.reading import EarlyEnd, Table, read_early_end, read_sessions, read_verification
 
 
 @dataclass(frozen=True)

@@ -13,23 +13,18 @@ What a session logs: counters -> log points -> writers -> files
     columns.py       the columns of a log point
     session_log.py   when a log point is due, and what is in it
     writers.py       the interface of those who receive log points; the terminal
-    csv_writer.py    writes metrics.csv and evaluations.csv
+    tables.py        reads and writes metrics.csv and evaluations.csv
     tracking.py      writes TensorBoard's events, and logs to Weights & Biases
     logs.py          opens these writers, and cuts their files back to the checkpoint at a resume
-    tables.py        parses the CSV files
-    reading.py       what a session has written: log points as arrays, the latest meta, an early end
+    reading.py       reads back what a session has written
 
 What a session resumes from
     checkpoints.py   saves and restores checkpoints, and decides which are kept
-    checkpoint_files.py   writes the files of a checkpoint
-    published.py     writes checkpoints that hold the parameters alone
     arrays.py        arrays in orbax's files, and their digests
-    early_runs.py    adds what the checkpoints of early versions lack
 
 What `verify` needs
     actions.py       the log of actions, with the seeds and scores of all games
     digests.py       the digests of all checkpoints, for `verify --retrain`
-    verification.py  verified.json: what `verify` found equal
 
 What a search keeps
     journal.py       the study, which Optuna writes

@@ -30,7 +30,7 @@ SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
 """The arrays of a segment."""
 
 NOT_LOGGED = {
-    "log.actions": (False, None),  # None: the config of a version up to 9cb0119, which had no log of actions
+    "log.actions": (False,),
     "env.backend": ("envpool", "gymnasium"),
     "devices.distributed": (True,),
 }
@@ -150,11 +150,9 @@ def missing_actions(session_dir: Path, problem: str) -> UserError:
     for field, values in NOT_LOGGED.items():
         off = [value for value in field_values(session_dir.parent, field) if value in values]
         if off:
-            then = "a part of the run was trained by a version without a log of actions"
-            if off[0] is not None:
-                then = f"{field} was {off[0]} for a part of the run"
             return UserError(
-                f"{session_dir}: cannot be verified: {then}, so the log of actions lacks some of its steps"
+                f"{session_dir}: cannot be verified: {field} was {off[0]} for a part of the run, so the log of"
+                " actions lacks some of its steps"
             )
     return VerificationFailed(problem)
 
@@ -185,10 +183,7 @@ def _read_segment(path: Path, first: int, last: int) -> dict[str, np.ndarray]:
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
-    """The segments in their order: first step, step after the last one, and file.
-
-    Files with other names, such as the conflicting copies of a program that synchronises folders, are ignored.
-    """
+    """The segments in their order: first step, step after the last one, and file. Other files are ignored."""
     matches = ((SEGMENT_NAME.fullmatch(path.name), path) for path in (session_dir / ACTIONS_FOLDER).glob("*.npz"))
     return sorted((int(name["first"]), int(name["last"]), path) for name, path in matches if name)
 

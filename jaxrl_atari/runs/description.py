@@ -80,10 +80,10 @@ def field_values(run_dir: Path, name: str) -> list[Any]:
     """The values that a field of a run's config has had, before and after each resume that changed it.
 
     Args:
-        name: dotted name, such as `log.actions`. A version that lacked the field counts as None.
+        name: dotted name, such as `log.actions`.
     """
     described = read_json(run_dir / CONFIG_FILE)
-    changes = [changed_by(resume).get(name, []) for resume in resumes(described)]
+    changes = [resume["changed"].get(name, []) for resume in resumes(described)]
     return [*itertools.chain(*changes), flat(described["config"]).get(name)]
 
 
@@ -91,32 +91,13 @@ def other_versions(run_dir: Path, package: str) -> list[str]:
     """The versions of a package with which a run was started or resumed, other than the one installed here."""
     here = _version(package)
     described = read_json(run_dir / CONFIG_FILE)
-    versions = [_entries(start, "versions").get(package, here) for start in (described, *resumes(described))]
-    sound = dict.fromkeys(each for each in versions if isinstance(each, str))
-    return [each for each in sound if each != here]
+    versions = [start["versions"].get(package, here) for start in (described, *resumes(described))]
+    return [each for each in dict.fromkeys(versions) if each != here]
 
 
 def resumes(described: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entry of each resume in the content of a config.json. Malformed entries are left out."""
-    return [entry for entry in _resumed(described) if isinstance(entry, dict)]
-
-
-def changed_by(resume: dict[str, Any]) -> dict[str, list[Any]]:
-    """The fields that a resume has changed: name -> [before, after]. Malformed ones are left out."""
-    changed = _entries(resume, "changed")
-    return {name: values for name, values in changed.items() if isinstance(values, list)}
-
-
-def _resumed(described: Mapping[str, Any]) -> list[Any]:
-    """The entries under `resumed`, as they stand there; none if it is no list."""
-    resumed = described.get("resumed")
-    return resumed if isinstance(resumed, list) else []
-
-
-def _entries(start: dict[str, Any], name: str) -> dict[str, Any]:
-    """A field of a description or of a resume that is a JSON object; empty where it is missing or malformed."""
-    values = start.get(name)
-    return values if isinstance(values, dict) else {}
+    """The entry of each resume in the content of a config.json."""
+    return described.get("resumed", [])
 
 
 def require_same_run(config: Config, before: Config, run_dir: Path) -> None:
@@ -175,7 +156,7 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     entry = {"date": date, **today, "changed": changed}
     kept = {name: before.get(name) for name in today}
-    return described | kept | {"resumed": [*_resumed(before), entry]}
+    return described | kept | {"resumed": [*resumes(before), entry]}
 
 
 def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:

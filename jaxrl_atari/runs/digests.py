@@ -36,8 +36,8 @@ def read_digests(session_dir: Path) -> list[WrittenCheckpoint]:
         return []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-        return [_from_dict(json.loads(line)) for line in lines]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return [WrittenCheckpoint(**json.loads(line)) for line in lines]
+    except (ValueError, TypeError) as error:
         raise UserError(f"{path}: damaged ({reason(error)}); restore it from a copy, or remove it") from error
 
 
@@ -56,18 +56,5 @@ def cut_digests(session_dir: Path, env_steps: int) -> None:
 
 
 def _write(session_dir: Path, written: Sequence[WrittenCheckpoint]) -> None:
-    lines = [json.dumps(_to_dict(each), sort_keys=True) + "\n" for each in written]
+    lines = [json.dumps(each._asdict(), sort_keys=True) + "\n" for each in written]
     write_file(session_dir / DIGESTS_FILE, "".join(lines))
-
-
-def _to_dict(written: WrittenCheckpoint) -> dict[str, Any]:
-    """A line of digests.jsonl. The provenance has the key `environment`, the field's name up to 92d9380."""
-    values = written._asdict()
-    values["environment"] = values.pop("provenance")
-    return values
-
-
-def _from_dict(values: dict[str, Any]) -> WrittenCheckpoint:
-    """The inverse of `_to_dict`. Raises `KeyError`, `TypeError` or `AttributeError` for other JSON values."""
-    others = {name: value for name, value in values.items() if name != "environment"}
-    return WrittenCheckpoint(provenance=values["environment"], **others)

@@ -1,7 +1,6 @@
 """File operations: atomic writes, unused file names, new folders, and a lock on a directory."""
 
 import contextlib
-import errno
 import fcntl
 import itertools
 import json
@@ -14,9 +13,6 @@ from typing import Any
 
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.runs.layout import LOCK_FILE
-
-NO_LOCKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
-"""Errors of `flock` on a file system without locks."""
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -54,11 +50,7 @@ def _written_beside(path: Path, content: str | bytes) -> Iterator[Path]:
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
-            try:
-                os.fsync(file.fileno())
-            except OSError as error:
-                if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):  # a file system without fsync
-                    raise
+            os.fsync(file.fileno())
         yield partial
     except OSError as error:
         error.filename = str(path)  # an error of a write to an open file names none, others name the partial file
@@ -89,29 +81,14 @@ def try_write_json(path: Path, values: Mapping[str, Any]) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads a JSON object from a file.
 
-    The file is in UTF-8, perhaps with a byte order mark, or in UTF-16: an editor may have saved it.
-
     Raises:
         OSError: the file cannot be read.
         ValueError: it holds something else, or is damaged.
     """
-    try:
-        values = json.loads(path.read_bytes(), parse_int=_whole_number)
-    except RecursionError as error:
-        raise ValueError("nested too deeply") from error
+    values = json.loads(path.read_bytes())
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return values
-
-
-def _whole_number(digits: str) -> int:
-    """A whole number of a JSON file. Raises ValueError if it is too large for a float: no value of ours is."""
-    number = int(digits)
-    try:
-        float(number)
-    except OverflowError as error:
-        raise ValueError(f"a number of {len(digits)} digits") from error
-    return number
 
 
 def read_result(path: Path, **types: type) -> dict[str, Any]:
@@ -182,38 +159,25 @@ def filled_folder(path: Path) -> Iterator[Path]:
 def only_writer(directory: Path) -> Iterator[None]:
     """Locks a directory until the block ends or the process dies, by its file `.lock`, which stays.
 
-    The lock holds on other machines too, over NFS. On a file system without locks, this does nothing. Whoever may
-    write to the directory may also write to the file, because NFS locks no file that was opened for reading.
+    The lock holds on other machines too, over NFS. On a file system without locks, this does nothing.
 
     Raises:
-        UserError: another process holds the lock, or the directory cannot be written to or locked.
+        UserError: another process holds the lock, or the directory cannot be written to.
     """
-    lock = directory / LOCK_FILE
     try:
-        try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        except PermissionError:
-            if not lock.exists():  # the folder is read-only
-                raise
-            descriptor = os.open(lock, os.O_RDONLY)  # another user's
+        descriptor = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     except OSError as error:
         hint = "copy it to a folder that can be written to"
         raise UserError(f"{directory}: cannot be written to ({error.strerror}); {hint}") from error
     try:
-        with contextlib.suppress(OSError):  # another user's file, or a file system without modes
-            os.fchmod(descriptor, directory.stat().st_mode & 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C, SIGTERM)"
-                " and then use --resume"
-            ) from None
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
                 raise UserError(
-                    f"{lock}: cannot be locked ({error.strerror}); remove it if no process is training there"
-                ) from error
+                    f"{directory}: another process is training there; wait until it ends, or stop it (Ctrl-C,"
+                    " SIGTERM) and then use --resume"
+                ) from None
         yield
     finally:
         os.close(descriptor)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.runs.actions import cut_segments
-from jaxrl_atari.runs.csv_writer import CsvWriter, require_headers
 from jaxrl_atari.runs.digests import cut_digests, read_digests
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import (
@@ -18,7 +17,7 @@ from jaxrl_atari.runs.layout import (
     WANDB_FILE,
 )
 from jaxrl_atari.runs.progress import Progress
-from jaxrl_atari.runs.tables import read_table
+from jaxrl_atari.runs.tables import CsvWriter
 from jaxrl_atari.runs.tracking import TensorBoardWriter, WandbWriter
 from jaxrl_atari.runs.writers import WriterGroup
 
@@ -42,11 +41,10 @@ def open_logs(
         was_evaluating: whether an evaluation was running at the checkpoint. It is played again and writes its row.
 
     Raises:
-        UserError: Weights & Biases is selected and refuses the session, or a table or digests.jsonl is not
-            understood. No log has been changed.
+        UserError: Weights & Biases is selected and refuses the session, or digests.jsonl is damaged. No log
+            has been changed.
     """
     if not starts_anew:
-        require_headers(session_dir)
         read_digests(session_dir)
     run_id = ""
     if config.log.wandb:
@@ -62,10 +60,6 @@ def open_logs(
     cut_segments(session_dir, progress.steps_per_env)
     cut_digests(session_dir, progress.env_steps)
     (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
-    if config.evaluation.every_env_steps:
-        _say_missing_evaluations(
-            session_dir / EVALUATIONS_FILE, progress.evaluated_env_steps, was_evaluating, outputs.message
-        )
     evaluations_until = progress.evaluated_env_steps
     if was_evaluating:
         evaluations_until -= 1  # the row of that evaluation may have been written after the checkpoint
@@ -90,25 +84,3 @@ def _set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
             kept.append(path.rename(unused(path)).name)
     if kept:
         say(f"there is no checkpoint: the session starts at 0; what was logged before is in {', '.join(kept)}")
-
-
-def _say_missing_evaluations(
-    path: Path, evaluated_env_steps: int, was_evaluating: bool, say: Callable[[str], object]
-) -> None:
-    """Says that evaluations.csv lacks rows that the session has written, if it does.
-
-    Args:
-        evaluated_env_steps: env steps at which the newest evaluation started.
-        was_evaluating: whether this evaluation was still running, and so has no row. The env steps of the last row
-            are then unknown, and only an empty table is noticed.
-    """
-    table = read_table(path)
-    if table.problems or table.unfinished:
-        return  # `CsvWriter` refuses or copies such a file, and says so
-    if was_evaluating:
-        if path.is_file() and not table.columns:
-            say(f"{path.name} is empty: the rows of earlier evaluations are not there")
-        return
-    last_row = max((float(row["env_steps"]) for row in table.rows), default=0)
-    if last_row < evaluated_env_steps:
-        say(f"{path.name} ends at {last_row:,.0f} env steps: the rows up to {evaluated_env_steps:,} are not there")

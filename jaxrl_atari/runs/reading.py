@@ -8,13 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_atari.config import Config, config_from_dict
-from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint, UserError, require
+from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint, UserError
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
-from jaxrl_atari.runs.files import read_json, read_result
+from jaxrl_atari.runs.files import read_json, read_result, try_write_json
 from jaxrl_atari.runs.layout import (
     EVALUATIONS_FILE,
     METRICS_FILE,
     STOPPED_FILE,
+    VERIFIED_FILE,
     checkpoint_path,
     latest_env_steps,
     meta_file,
@@ -22,57 +23,49 @@ from jaxrl_atari.runs.layout import (
     session_number,
 )
 from jaxrl_atari.runs.progress import evaluation_due
-from jaxrl_atari.runs.tables import TableFile, cell_number, not_understood, read_table
+from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
 
 _log = logging.getLogger(__name__)
 
 Table = Mapping[str, np.ndarray]
-"""A session's log points: column name -> float64 `[N]`. It has at least `NEEDED_COLUMNS`."""
-
-NEEDED_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "return_mean", "return_ma")
-"""Columns of metrics.csv that every version has written, and without which there is no score or no graph."""
+"""A session's log points: column name -> float64 `[N]`."""
 
 
 def read_metrics(session_dir: Path) -> Table:
     """Reads a session's metrics.csv, which may still be growing: column name -> float64 `[N]`, N >= 1.
 
-    Empty cells, and cells that are no number, are NaN. A warning names unreadable lines.
+    Empty cells are NaN.
 
     Raises:
-        DamagedMetrics: the file has content, or had rows at the latest checkpoint, and no row can be read; it
-            lacks one of `NEEDED_COLUMNS`.
+        DamagedMetrics: the file cannot be read, or lacks the rows that it had at the latest checkpoint.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
-    table = read_table(path)
-    if not table.rows and table.problems:
-        raise DamagedMetrics(f"{path}: is not understood ({table.problems[0].text}); restore it from a copy")
+    table = _read_table(path)
     if not table.rows:
         if logged := logged_env_steps(session_dir):
             raise DamagedMetrics(
                 f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
             )
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
-    if lacking := [name for name in NEEDED_COLUMNS if name not in table.columns]:
-        raise DamagedMetrics(f"{path}: lacks the column {lacking[0]}; restore it from a copy")
-    _warn_of_problems(path, table)
-    return {name: np.array([cell_number(row.get(name)) for row in table.rows]) for name in table.columns}
+    return {name: np.array([cell_number(row[name]) for row in table.rows]) for name in table.columns}
 
 
 def read_evaluations(session_dir: Path) -> Table:
-    """Reads a session's evaluations.csv, column of `EVALUATION_COLUMNS` -> float64 `[N]`.
+    """Reads a session's evaluations.csv: column of `EVALUATION_COLUMNS` -> float64 `[N]`.
 
-    A warning names unreadable lines.
+    Raises:
+        DamagedMetrics: the file cannot be read.
     """
-    path = session_dir / EVALUATIONS_FILE
+    rows = _read_table(session_dir / EVALUATIONS_FILE).rows
+    return {name: np.array([cell_number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
+
+
+def _read_table(path: Path) -> TableFile:
     table = read_table(path)
-    _warn_of_problems(path, table)
-    return {name: np.array([cell_number(row.get(name)) for row in table.rows]) for name in EVALUATION_COLUMNS}
-
-
-def _warn_of_problems(path: Path, table: TableFile) -> None:
-    if table.problems:
-        _log.warning("%s: %s", path, not_understood([problem.text for problem in table.problems]))
+    if table.problem:
+        raise DamagedMetrics(f"{path}: {table.problem}; restore it from a copy")
+    return table
 
 
 def latest_meta(session_dir: Path) -> dict[str, Any]:
@@ -85,8 +78,7 @@ def latest_meta(session_dir: Path) -> dict[str, Any]:
 
 def logged_env_steps(session_dir: Path) -> int:
     """Env steps of the newest log point that metrics.csv had at the latest checkpoint; 0 if that is not known."""
-    value = latest_meta(session_dir).get("logged_env_steps")
-    return value if isinstance(value, int) else 0
+    return latest_meta(session_dir).get("logged_env_steps", 0)
 
 
 def is_finished(config: Config, session_dir: Path) -> bool:
@@ -103,11 +95,10 @@ def is_finished(config: Config, session_dir: Path) -> bool:
         return False
     if latest == 0:  # it ended before its first update
         return True
+    meta = latest_meta(session_dir)
     try:
-        meta = latest_meta(session_dir)
         before = config_from_dict(meta["config"])
-        evaluated = meta.get("evaluated_env_steps", latest)  # a meta up to 9cb0119 has none
-        require(isinstance(evaluated, int), "evaluated_env_steps", evaluated, "a whole number")
+        evaluated = meta["evaluated_env_steps"]
     except (KeyError, UserError):
         return False
     rows = {row["env_steps"] for row in read_table(session_dir / EVALUATIONS_FILE).rows}
@@ -162,16 +153,42 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     tables = {}
     problems: list[MetricsError] = []
     for session_dir in session_dirs(run_dir):
-        if session_number(session_dir) >= count:
-            continue
-        try:
-            tables[session_dir] = read_metrics(session_dir)
-        except MetricsError as error:
-            problems.append(error)
+        if session_number(session_dir) < count:
+            try:
+                tables[session_dir] = read_metrics(session_dir)
+            except MetricsError as error:
+                problems.append(error)
     if not tables:
-        damaged = [each for each in problems if isinstance(each, DamagedMetrics)]
-        absent = NoLogPoint(f"{run_dir}: holds no session_0; expected a run directory")
-        raise [*damaged, *problems, absent][0]
+        problems.sort(key=lambda error: isinstance(error, NoLogPoint))  # a damaged one first
+        raise [*problems, NoLogPoint(f"{run_dir}: holds no session_0; expected a run directory")][0]
     for problem in problems:
         _log.warning("left out: %s", problem)
     return tables
+
+
+class Verification(NamedTuple):
+    """What `verify` has found equal in a session: SESSION_DIR/verified.json."""
+
+    date: str  # UTC
+    version: str  # of this package
+    rows: int  # of metrics.csv
+    games: int
+    env_steps: int  # of the log of actions
+
+
+def try_write_verification(session_dir: Path, verification: Verification) -> str:
+    """Writes a session's verified.json, and returns why that was not possible; empty if it was written."""
+    return try_write_json(session_dir / VERIFIED_FILE, verification._asdict())
+
+
+def read_verification(session_dir: Path) -> Verification | None:
+    """Reads a session's verified.json; None if there is none.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    path = session_dir / VERIFIED_FILE
+    if not path.is_file():
+        return None
+    values = read_result(path, date=str, version=str, rows=int, games=int, env_steps=int)
+    return Verification(**{name: values[name] for name in Verification._fields})

@@ -4,7 +4,6 @@
 """
 
 import contextlib
-import errno
 import re
 import shutil
 import time
@@ -66,9 +65,8 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
         UserError: the folder cannot be written to, or is not empty.
     """
     new = Path(config.output_dir).expanduser() / f"{config.name}_{time.strftime('%Y%m%d_%H%M%S')}"
-    run_dir = wanted or new
+    run_dir = wanted or unused(new)
     try:
-        run_dir = wanted or unused(new)
         try:
             run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
         except FileExistsError:
@@ -79,9 +77,7 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
             raise UserError(f"{run_dir}: holds {_holding(run_dir, other)}; choose another folder or an empty one")
         (run_dir / LOCK_FILE).touch()
     except OSError as error:
-        is_long = error.errno == errno.ENAMETOOLONG
-        hint = "choose a shorter name" if is_long else "choose a folder that can be written to"
-        raise UserError(f"{run_dir}: {error.strerror}; {hint}") from error
+        raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
     return run_dir
 
 
@@ -206,17 +202,8 @@ def keep_code(run_dir: Path) -> list[str]:
 
 
 def is_only_copy(run_dir: Path, path: Path) -> bool:
-    """Whether `code/` of a run has one copy of a file of that name, and the file still has the same content.
-
-    The copy of a file NAME_2.py that this process has imported, too, is none of NAME.py.
-    """
-    imported = {file.name: file for file in imported_files()}
-    copies = []
-    for copy in _copies(run_dir / CODE_FOLDER, path.name):
-        content = copy.read_bytes()
-        namesake = None if copy.name == path.name else imported.get(copy.name)
-        if namesake is None or not namesake.is_file() or namesake.read_bytes() != content:
-            copies.append(content)
+    """Whether `code/` of a run has one copy of a file of that name, and the file still has the same content."""
+    copies = [copy.read_bytes() for copy in _copies(run_dir / CODE_FOLDER, path.name)]
     return path.is_file() and copies == [path.read_bytes()]
 
 
@@ -229,13 +216,12 @@ def _copies(folder: Path, name: str) -> list[Path]:
 def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
     """Writes a copy NAME.py, NAME_2.py, ... of a file, and returns it; None if there is a copy with this content.
 
-    There is always a copy NAME.py, even if the user's own NAME_2.py has been kept with the same content.
     Several sessions may do this at the same time. The name is chosen before the copies are read. So the copy of a
     faster session is among those that are read, or has this name.
     """
     while True:
         new = unused(folder / name)
-        if new.name != name and content in [path.read_bytes() for path in _copies(folder, name)]:
+        if content in [path.read_bytes() for path in _copies(folder, name)]:
             return None
         if create_file(new, content):
             return new

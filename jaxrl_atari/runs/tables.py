@@ -1,176 +1,124 @@
-"""The files of a session's tables, metrics.csv and evaluations.csv, as text: rows, and unreadable lines.
+"""The tables of a session, metrics.csv and evaluations.csv: reading and writing them."""
 
-A spreadsheet may have saved a table: with a byte order mark, CRLF, quotes, semicolons or tabs between the cells,
-decimal commas, columns in another order, further columns. Such a table is read like one of this package. A line
-that cannot be read, for example because it was cut in half, becomes a `Problem`. A table with problems is damaged,
-and not merely short.
-"""
-
-import codecs
 import csv
 import io
-import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.runs.columns import COLUMNS, EVALUATION_COLUMNS
-
-DELIMITERS = ",;\t|"
-"""What may stand between the cells of a line."""
-DECIMAL_COMMA = re.compile(r"[-+]?\d*,\d+([eE][-+]?\d+)?")
-"""A number with one comma, such as `0,5` or `1,234`."""
-COMMA_OF_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
-"""A number such as `1,234`, whose comma may be decimal or mark thousands; `_with_decimal_point` decides."""
-
-
-class Problem(NamedTuple):
-    """An unreadable line."""
-
-    rows: int  # number of readable rows before it
-    text: str  # "line 7: ..."
+from jaxrl_atari.runs.files import unused, write_file
+from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
+from jaxrl_atari.runs.writers import Row, Writer, known_values
 
 
 class TableFile(NamedTuple):
-    """The content of a table."""
+    """The content of a table, up to its first unreadable line."""
 
     columns: Sequence[str] = ()  # their names; none if there is no header
-    rows: Sequence[Mapping[str, str]] = ()  # readable rows by env steps: column -> text, with a decimal point
-    problems: Sequence[Problem] = ()
-    unfinished: str = ""  # text after the last line feed: a line being written, or left by a killed process
-
-    def lost_before(self, env_steps: float) -> list[str]:
-        """The texts of the problems before the row that reaches `env_steps`. A resume writes later rows again."""
-        reaching = (index for index, row in enumerate(self.rows) if float(row["env_steps"]) >= env_steps)
-        last = next(reaching, None)
-        texts = [problem.text for problem in self.problems if last is None or problem.rows <= last]
-        if self.unfinished and last is None:
-            texts.append("the last line: it does not end")
-        return texts
+    rows: Sequence[Mapping[str, str]] = ()  # in ascending order of env steps: column -> text of a number, or empty
+    problem: str = ""  # the unreadable line, such as `line 7 is not understood`; empty if there is none
 
 
 def read_table(path: Path) -> TableFile:
-    """Reads metrics.csv or evaluations.csv. A file that does not exist has no columns and no rows."""
-    if not path.is_file():
+    """Reads a table, which may still be growing. A file that does not exist has no columns and no rows.
+
+    A last line without an end is left out: it is being written, or a killed process has left it.
+    """
+    text = path.read_bytes().decode(errors="replace") if path.is_file() else ""
+    lines = text.split("\n")[:-1]
+    if not lines:
         return TableFile()
-    *lines, unfinished = _decode(path.read_bytes()).replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    # A spreadsheet may add rows of empty cells.
-    filled = [(number, line) for number, line in enumerate(lines, start=1) if line.strip(f" {DELIMITERS}")]
-    if not filled:
-        return TableFile(unfinished=unfinished)
-    first, header = filled[0]
-    delimiter, names = _header(header)
-    if problem := _problem_of_header(names):
-        return TableFile(problems=[Problem(0, f"line {first}: {problem}")])
-
+    columns = _cells(lines[0])
+    if "env_steps" not in columns:
+        return TableFile(problem="line 1 is no header with a column env_steps")
     rows: list[dict[str, str]] = []
-    problems: list[Problem] = []
-    for number, line in filled[1:]:
-        cells = [_with_decimal_point(cell, delimiter) for cell in _cells(line, delimiter)]
-        if problem := _problem_of_line(cells, names):
-            problems.append(Problem(len(rows), f"line {number}: {problem}"))
-            continue
-        row = {name: cell for name, cell in zip(names, cells, strict=True) if name}
-        row["env_steps"] = f"{float(row['env_steps']):.0f}"
-        if problem := _problem_of_cells(row):  # the rest of the row can be read
-            problems.append(Problem(len(rows), f"line {number}: {problem}"))
-        rows.append(row)
-
-    ordered = sorted(rows, key=lambda row: float(row["env_steps"]))
-    if ordered != rows:  # the file has another order, so a problem may belong before any row
-        problems = [problem._replace(rows=0) for problem in problems]
-    return TableFile([name for name in names if name], ordered, problems, unfinished)
+    for number, line in enumerate(lines[1:], start=2):
+        cells = _cells(line)
+        if len(cells) != len(columns) or not all(map(_is_cell, cells)):
+            return TableFile(columns, rows, f"line {number} is not understood")
+        rows.append(dict(zip(columns, cells, strict=True)))
+    return TableFile(columns, rows)
 
 
-def not_understood(problems: Sequence[str]) -> str:
-    """The problems of a table as a message names them: `2 lines are not understood (line 7: ...)`."""
-    lines = "1 line is" if len(problems) == 1 else f"{len(problems)} lines are"
-    return f"{lines} not understood ({problems[0]})"
+def _cells(line: str) -> list[str]:
+    """The cells of a line. Lines are parsed one by one, so that an open quote cannot swallow the next line."""
+    return next(csv.reader([line]), [])
+
+
+def _is_cell(text: str) -> bool:
+    """Whether a cell is empty or holds a number."""
+    try:
+        float(text or "nan")
+    except ValueError:
+        return False
+    return True
 
 
 def cell_number(cell: str | None) -> float:
-    """The number in a cell; NaN if it has none."""
-    try:
-        return float(cell or "nan")
-    except ValueError:
-        return math.nan
+    """The number in a cell of a table; NaN if it has none."""
+    return float(cell or "nan")
 
 
 def table_text(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], header: bool = True) -> str:
-    """Rows as CSV in this package's form: commas, decimal points, a line feed at the end of each line."""
+    """Rows as lines of CSV. A value that a row lacks is an empty cell."""
     text = io.StringIO()
-    table = csv.DictWriter(text, columns, restval="", extrasaction="ignore", lineterminator="\n")
+    table = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     if header:
         table.writeheader()
     table.writerows(rows)
     return text.getvalue()
 
 
-def _decode(content: bytes) -> str:
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # a spreadsheet's "Unicode text"
-        return content.decode("utf-16", errors="replace")
-    return content.decode("utf-8-sig", errors="replace")
+class CsvWriter(Writer):
+    """Writes metrics.csv and evaluations.csv: a header, then a row for each log point or evaluation.
 
+    A value without a column gets a new one. A resumed session keeps the rows up to its checkpoint. Where some of
+    these cannot be read, it keeps a copy of the file as it was.
 
-def _cells(line: str, delimiter: str) -> list[str]:
-    """The cells of a line. Lines are parsed one by one, so that an open quote cannot swallow the next line."""
-    try:
-        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
-    except csv.Error:  # longer than any cell may be
-        return []
-
-
-def _header(line: str) -> tuple[str, list[str]]:
-    """The delimiter of a table and the names of its columns, from its first line."""
-    for delimiter in DELIMITERS:
-        names = _cells(line, delimiter)
-        if "env_steps" in names:
-            return delimiter, names
-    return ",", _cells(line, ",")
-
-
-def _problem_of_header(names: Sequence[str]) -> str:
-    """What is wrong with the names of columns; empty if nothing is."""
-    if "env_steps" not in names:
-        return "it is no header with a column env_steps"
-    twice = next((name for name in names if name and names.count(name) > 1), "")
-    return f"the column {twice} is there twice" if twice else ""
-
-
-def _problem_of_line(cells: Sequence[str], names: Sequence[str]) -> str:
-    """Why a line is no row; empty if it is one."""
-    if len(cells) != len(names):
-        return f"it has {len(cells)} cells, the header {len(names)}"
-    env_steps = cells[names.index("env_steps")]
-    if not _is_number(env_steps) or not 0 <= float(env_steps) < math.inf:
-        return f"env_steps is {env_steps!r:.40}"
-    nameless = next((cell for cell, name in zip(cells, names, strict=True) if cell and not name), "")
-    return f"{nameless!r:.40} is in a column without a name" if nameless else ""
-
-
-def _problem_of_cells(row: Mapping[str, str]) -> str:
-    """The first cell of a known column that holds something else than a number; empty if there is none."""
-    for name, cell in row.items():
-        if cell and (name in COLUMNS or name in EVALUATION_COLUMNS) and not _is_number(cell):
-            return f"{name} is {cell!r:.40}"
-    return ""
-
-
-def _with_decimal_point(cell: str, delimiter: str) -> str:
-    """The cell, with a decimal point in place of a decimal comma.
-
-    Between semicolons, each comma in a number is a decimal comma: `1,234` means 1.234. Between other delimiters,
-    `1,234` may mean 1234. It stays as it is, and counts as no number.
+    Args:
+        session_dir: directory of the session.
+        say: receives lines for the user.
+        metrics_until, evaluations_until: env steps of the last rows that are kept. The session will write later
+            rows again.
     """
-    if DECIMAL_COMMA.fullmatch(cell) and (delimiter == ";" or not COMMA_OF_THOUSANDS.fullmatch(cell)):
-        return cell.replace(",", ".")
-    return cell
 
+    def __init__(
+        self, session_dir: Path, say: Callable[[str], object], *, metrics_until: int, evaluations_until: int
+    ):
+        self._dir = session_dir
+        self._columns = {METRICS_FILE: list(COLUMNS), EVALUATIONS_FILE: list(EVALUATION_COLUMNS)}
+        for name, last in ((METRICS_FILE, metrics_until), (EVALUATIONS_FILE, evaluations_until)):
+            path = session_dir / name
+            if not path.is_file():
+                continue
+            table = read_table(path)
+            kept = [row for row in table.rows if float(row["env_steps"]) <= last]
+            if table.problem and len(kept) == len(table.rows):
+                copy = unused(path)
+                shutil.copy2(path, copy)
+                say(f"{path}: {table.problem}; the file as it was is now {copy.name}")
+            self._add_columns(name, table.columns)
+            write_file(path, table_text(self._columns[name], kept))
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    def _add_columns(self, name: str, columns: Iterable[str]) -> bool:
+        """Adds columns to those of a table. Returns whether any is new."""
+        new = [column for column in columns if column not in self._columns[name]]
+        self._columns[name] += new
+        return bool(new)
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        path = self._dir / name
+        if self._add_columns(name, row) and path.is_file():
+            write_file(path, table_text(self._columns[name], read_table(path).rows))
+        with path.open("a", encoding="utf-8", newline="") as file:
+            file.write(table_text(self._columns[name], [row], header=file.tell() == 0))
+
+    def write(self, row: Row) -> None:
+        cells = known_values(row).items()
+        # 9 digits identify every float32 number.
+        self._append(METRICS_FILE, {name: f"{x:.9g}" if isinstance(x, float) else x for name, x in cells})
+
+    def evaluation(self, row: Row) -> None:
+        self._append(EVALUATIONS_FILE, known_values(row))

@@ -1,7 +1,6 @@
 """Writers of TensorBoard's event files and of Weights & Biases runs."""
 
 import itertools
-import math
 import subprocess
 import time
 from collections.abc import Mapping
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.config import Config, flat
-from jaxrl_atari.errors import UserError, reason, require_package
+from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.runs.columns import AXES, section_of
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
 from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
@@ -58,10 +57,8 @@ class TensorBoardWriter(Writer):
         self._events.flush()
 
     def _add_row(self, row: Row, values: Mapping[str, float]) -> None:
-        """Adds points at the time of a row, or at the present time if the row has none."""
-        time_of_row = row.get("unix_time", math.nan)
-        wall_time = time_of_row if math.isfinite(time_of_row) else time.time()
-        self._add(row["env_steps"], *itertools.starmap(self._scalar, values.items()), wall_time=wall_time)
+        """Adds points at the time of a row."""
+        self._add(row["env_steps"], *itertools.starmap(self._scalar, values.items()), wall_time=row["unix_time"])
 
     def write(self, row: Row) -> None:
         self._add_row(row, charts(row))
@@ -105,17 +102,13 @@ class WandbWriter(Writer):
         run_id: id of the run. If there is a run with this id, it continues.
 
     Raises:
-        UserError: wandb is not installed or cannot be imported, or it refuses the run, for example because nobody
-            is logged in.
+        UserError: wandb is not installed, or it refuses the run, for example because nobody is logged in.
     """
 
     def __init__(self, config: Config, session_dir: Path, run_id: str):
         require_wandb()
-        try:
-            import wandb  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            repair = "pip install --force-reinstall 'jaxrl_atari[wandb]'"
-            raise UserError(f"log.wandb = true: wandb cannot be imported ({reason(error)}); {repair}") from error
+        import wandb  # pyright: ignore[reportMissingImports]
+
         session_dir = session_dir.resolve()
         # The folder above the run tells runs of suites apart, which are named after games, and numbered trials.
         trial = "-".join(session_dir.parts[-3:-1])

@@ -26,7 +26,6 @@ from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.text import score_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.journal import repair_journal
 from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
     SEARCH_FILE,
@@ -157,17 +156,12 @@ def run_search(options: Options, before: Options | None) -> Path:
 def _start_or_resume(search_dir: Path, options: Options, before: Options | None) -> list[int]:
     """Writes search.json if that is due, prints what a resume changes, and returns the trials that are left.
 
-    A journal whose end is damaged is repaired first.
-
     Args:
         before: the options of the search that is resumed; None for a new one.
 
     Returns:
         The numbers of the trials that have not ended.
     """
-    repaired = repair_journal(search_dir)
-    if repaired:
-        say(repaired)
     unfinished = unfinished_trials(search_dir, options.search)
     values_before = None if before is None else before.values()
     if unfinished or options.values() != values_before:

@@ -24,7 +24,7 @@ from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
-from jaxrl_atari.runs.verification import try_write_verification
+from jaxrl_atari.runs.reading import try_write_verification
 from jaxrl_atari.verify.recompute import verify_session
 
 

@@ -14,8 +14,7 @@ from jaxrl_atari.runs.actions import missing_actions, read_actions
 from jaxrl_atari.runs.description import field_values, other_versions
 from jaxrl_atari.runs.layout import latest_env_steps
 from jaxrl_atari.runs.progress import return_ma_window
-from jaxrl_atari.runs.reading import logged_env_steps
-from jaxrl_atari.runs.verification import Verification
+from jaxrl_atari.runs.reading import Verification, logged_env_steps
 from jaxrl_atari.verify.games import check_games, choose_pieces, pieces
 from jaxrl_atari.verify.rows import check_rows, expected_rows
 

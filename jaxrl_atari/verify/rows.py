@@ -10,7 +10,7 @@ from jaxrl_atari.errors import VerificationFailed
 from jaxrl_atari.runs.actions import ActionLog, games_of_rows
 from jaxrl_atari.runs.layout import METRICS_FILE
 from jaxrl_atari.runs.progress import EpisodeStatistics
-from jaxrl_atari.runs.tables import cell_number, not_understood, read_table
+from jaxrl_atari.runs.tables import read_table
 
 
 def expected_rows(log: ActionLog, windows: Iterable[int]) -> dict[int, list[dict[str, float]]]:
@@ -58,9 +58,8 @@ def check_rows(
     path = session_dir / METRICS_FILE
     table = read_table(path)
     rows = table.rows
-    # The last line may be one that the session is writing: it is left out here, and counts as missing below.
-    if lost := table._replace(unfinished="").lost_before(env_steps):
-        raise VerificationFailed(f"{path}: {not_understood(lost)}; restore it from a copy")
+    if table.problem:
+        raise VerificationFailed(f"{path}: {table.problem}; restore it from a copy")
     last_row = max((float(row["env_steps"]) for row in rows), default=0)
     if last_row < logged_env_steps:
         raise VerificationFailed(
@@ -83,6 +82,6 @@ def _difference(row: Mapping[str, str], games: Mapping[str, float]) -> str:
     for name, value in games.items():
         text = "" if np.isnan(value) else f"{value:.9g}"
         recorded = row.get(name, text)
-        if recorded != text and f"{cell_number(recorded):.9g}" != text:  # a spreadsheet writes 2.0 as 2
+        if recorded != text:
             return f"{name} is {recorded}, the games give {text}"
     return ""

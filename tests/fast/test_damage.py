@@ -99,7 +99,6 @@ GONE = {
     "empty": b"",
     "zeros": bytes(300),
     "no header": b"1,2\n3,4\n",
-    "no score": b"env_steps,optimizer_steps,wall_seconds,return_mean\n400,16,144,1\n",
 }
 
 
