@@ -19,7 +19,6 @@ import numpy as np
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import Segment
 from jaxrl_atari.errors import UserError, VerificationFailed
-from jaxrl_atari.runs.description import field_values
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import ACTIONS_FOLDER
 
@@ -28,13 +27,6 @@ SEGMENT_NAME = re.compile(r"(?P<first>\d{10,})_(?P<last>\d{10,})\.npz", re.ASCII
 
 SEGMENT_ARRAYS = ("actions", "anchors", "frame_crc", "games", "rollout_length")
 """The arrays of a segment."""
-
-NOT_LOGGED = {
-    "log.actions": (False,),
-    "env.backend": ("envpool", "gymnasium"),
-    "devices.distributed": (True,),
-}
-"""Fields of a config, and the values with which a session does not log its actions."""
 
 
 # --- Writing -----------------------------------------------------------------------------------------------------
@@ -97,7 +89,7 @@ def read_actions(session_dir: Path) -> ActionLog:
     """Reads the log of actions of a session.
 
     Raises:
-        UserError: there is none, it was off for a part of the run, or `env.num_envs` was changed by a resume.
+        UserError: there is none, or `env.num_envs` was changed by a resume.
         VerificationFailed: a segment is missing or damaged, or two segments overlap.
     """
     parts: list[dict[str, np.ndarray]] = []
@@ -106,8 +98,9 @@ def read_actions(session_dir: Path) -> ActionLog:
     reached = 0
     for first, last, path in segments(session_dir):
         if first > reached:
-            raise missing_actions(
-                session_dir, f"{path}: the segment with steps {reached} to {first} before it is missing"
+            raise VerificationFailed(
+                f"{path}: the segment with steps {reached} to {first} before it is missing: it was removed, or"
+                " `log.actions` was off when these were trained"
             )
         if first < reached:
             raise VerificationFailed(
@@ -134,27 +127,6 @@ def read_actions(session_dir: Path) -> ActionLog:
         frame_crc=frame_crc,
         ends=ends,
     )
-
-
-def missing_actions(session_dir: Path, problem: str) -> UserError:
-    """The error about steps that the log of actions of a session lacks.
-
-    The files do not show whether a segment was removed or never written, but config.json does.
-
-    Args:
-        problem: the text of the error.
-
-    Returns:
-        `VerificationFailed`; another `UserError` if the run did not log its actions for some time.
-    """
-    for field, values in NOT_LOGGED.items():
-        off = [value for value in field_values(session_dir.parent, field) if value in values]
-        if off:
-            return UserError(
-                f"{session_dir}: cannot be verified: {field} was {off[0]} for a part of the run, so the log of"
-                " actions lacks some of its steps"
-            )
-    return VerificationFailed(problem)
 
 
 def _read_segment(path: Path, first: int, last: int) -> dict[str, np.ndarray]:

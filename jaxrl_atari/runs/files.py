@@ -20,38 +20,13 @@ def write_file(path: Path, content: str | bytes) -> None:
 
     Several processes may write the same file at the same time; the last one wins.
     """
-    with _written_beside(path, content) as partial:
-        partial.replace(path)
-
-
-def create_file(path: Path, content: str | bytes) -> bool:
-    """Writes a file atomically, unless there is one already. Returns whether there was none.
-
-    Several processes may create the same file at the same time; the first one wins. On a file system without hard
-    links, two that do so at the same instant may both return true, and the last one wins.
-    """
-    with _written_beside(path, content) as partial:
-        try:
-            path.hardlink_to(partial)
-        except FileExistsError:
-            return False
-        except OSError:  # a file system without hard links
-            if path.exists():
-                return False
-            partial.replace(path)
-    return True
-
-
-@contextlib.contextmanager
-def _written_beside(path: Path, content: str | bytes) -> Iterator[Path]:
-    """Yields a hidden file beside `path`, with the content that `path` is to have; removes it after the block."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        yield partial
+        partial.replace(path)
     except OSError as error:
         error.filename = str(path)  # an error of a write to an open file names none, others name the partial file
         raise

@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ParametersOnly, UserError
 from jaxrl_atari.imports.children import imported_files
-from jaxrl_atari.runs.files import create_file, only_writer, unused
+from jaxrl_atari.runs.files import only_writer, unused
 from jaxrl_atari.runs.layout import (
     CODE_FOLDER,
     COMMAND_OF_KIND,
@@ -223,5 +223,6 @@ def _keep_copy(folder: Path, name: str, content: bytes) -> Path | None:
         new = unused(folder / name)
         if content in [path.read_bytes() for path in _copies(folder, name)]:
             return None
-        if create_file(new, content):
+        with contextlib.suppress(FileExistsError), new.open("xb") as file:
+            file.write(content)
             return new

@@ -10,7 +10,7 @@ from jaxrl_atari import __version__
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.output import counted
-from jaxrl_atari.runs.actions import missing_actions, read_actions
+from jaxrl_atari.runs.actions import read_actions
 from jaxrl_atari.runs.description import field_values, other_versions
 from jaxrl_atari.runs.layout import latest_env_steps
 from jaxrl_atari.runs.progress import return_ma_window
@@ -77,9 +77,9 @@ def verify_session(
     with _excused_by(run_dir, "jaxrl_atari"):  # the rows follow from the log without an emulator
         rows, all_rows = check_rows(session_dir, expected, logged)
     if env_steps < saved:
-        raise missing_actions(
-            session_dir,
-            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints",
+        raise VerificationFailed(
+            f"{session_dir}: the log of actions ends at {env_steps:,} env steps, before the checkpoints: its end"
+            " was removed, or `log.actions` was off then"
         )
     with _excused_by(run_dir, "ale-py", "jaxrl_atari"):
         games = check_games(config, session_dir, log, chosen)

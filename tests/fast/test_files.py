@@ -13,7 +13,7 @@ from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.imports.children import IMPORTS_VARIABLE
 from jaxrl_atari.imports.named import import_named
 from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
-from jaxrl_atari.runs.files import create_file, only_writer, read_json, unused, write_file, write_json
+from jaxrl_atari.runs.files import only_writer, read_json, unused, write_file, write_json
 from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused
 
 
@@ -29,14 +29,6 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"\xc2\xb1 1\r\n"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_file_is_created_once(tmp_path):
-    path = tmp_path / "file"
-    assert create_file(path, "first")
-    assert not create_file(path, "second")
-    assert path.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [path], "nothing is left beside it"
 
 
 def test_an_unused_name_is_numbered(tmp_path):
