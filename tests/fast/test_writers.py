@@ -85,7 +85,7 @@ def test_csv_has_all_columns_and_leaves_unknown_cells_empty(tmp_path):
     cells = dict(zip(COLUMNS, line.split(","), strict=True))
     expected = {"env_steps": "10240", "updates": "5", "unix_time": "1000", "value_loss": "0.100000001"}
     assert {name: cell for name, cell in cells.items() if cell} == expected
-    assert (tmp_path / "evaluations.csv").read_text().splitlines()[1] == "10,1,,,,"
+    assert (tmp_path / "evaluations.csv").read_text().splitlines()[1] == "10,1,,,,,"
 
 
 def test_what_has_no_column_yet_becomes_one(tmp_path):
