@@ -23,7 +23,7 @@ import jax
 from jaxrl_atari.hardware.gpu_interface import Gpu, GpuReading, obey_cuda_visible_devices
 from jaxrl_atari.hardware.gpus import use_provider
 from jaxrl_atari.hardware.jax_settings import has_started, jax_config
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 
 SETTINGS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_FLAGS")
 

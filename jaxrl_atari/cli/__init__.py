@@ -19,14 +19,14 @@ from typing import NoReturn
 from jaxrl_atari.cli.job import ERROR, begin_job
 from jaxrl_atari.cli.signals import INTERRUPTED, SIGNALS, interrupt, received
 from jaxrl_atari.errors import UserError, correctable, did_you_mean, reason
-from jaxrl_atari.imports.named import import_inherited
+from jaxrl_atari.imports import import_inherited
 from jaxrl_atari.output import say, say_traceback, write
 
 
 def run(main: Callable[[], object]) -> NoReturn:
     """Calls `main` and exits with status 0, or with 1 or 2 after an error that the user can correct.
 
-    - User code that the process which started this one passes on is imported first (`imports/`).
+    - User code that the process which started this one passes on is imported first (`imports.py`).
     - An exception that `correctable` recognises is printed in one line. Any other is a bug, and has its
       traceback before that line.
     - The `SIGNALS`, such as Ctrl-C, SIGTERM and that of a closed terminal, raise `KeyboardInterrupt` in `main`.

@@ -1,17 +1,13 @@
 """Python config files: where they lie, running them, the functions that they define, and writing one."""
 
-import contextlib
 import pprint
-import runpy
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError, did_you_mean
-from jaxrl_atari.imports.named import pass_on_config_file
-from jaxrl_atari.imports.user_code import errors_name_line, modules_beside_first
+from jaxrl_atari.imports import errors_name_line, pass_on, run_file
 from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 
 PACKAGE = Path(__file__).parents[1]
@@ -24,7 +20,7 @@ class ConfigFile(NamedTuple):
     """A Python config file that was run."""
 
     as_given: Path  # the path as the user wrote it
-    file: Path
+    file: Path  # its absolute path
     scope: dict[str, Any]  # the names that the file defines
 
     def call(self, function: str, kind: type[ResultT]) -> ResultT:
@@ -38,7 +34,7 @@ class ConfigFile(NamedTuple):
         """
         if function not in self.scope:
             raise UserError(f"--config {self.as_given}: the file does not define the function {function}")
-        with _running(self.file):
+        with errors_name_line("--config", self.file):
             result = self.scope[function]()
         if not isinstance(result, kind):
             returned = type(result).__name__
@@ -74,10 +70,10 @@ def run_config_file(path: Path) -> ConfigFile:
             f" --resume {path.parent}"
         )
     before = _registered_names()
-    with _running(file):
-        scope = runpy.run_path(str(file), run_name=f"config_{path.stem}")
+    file = file.absolute()
+    scope = vars(run_file(file, "--config"))
     if _registered_names() != before:  # the processes of the sessions need the same registrations
-        pass_on_config_file(file.absolute())
+        pass_on(str(file))
     return ConfigFile(path, file, scope)
 
 
@@ -110,13 +106,6 @@ def config_folders() -> list[Path]:
 def config_names() -> list[str]:
     """The names of the config files in `config_folders`."""
     return sorted({path.stem for folder in config_folders() for path in folder.glob("*.py")})
-
-
-@contextlib.contextmanager
-def _running(file: Path) -> Iterator[None]:
-    """Context for code of a config file: it can import neighbours, and its errors name the line of the file."""
-    with errors_name_line("--config", file), modules_beside_first(file):
-        yield
 
 
 def config_source(config: Config, docstring: str) -> str:

@@ -13,7 +13,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from jaxrl_atari.config import Config, Limits, changed_fields, check_fields, parse_value
 from jaxrl_atari.errors import UserError, require
-from jaxrl_atari.imports.named import WithImports, import_module_of, import_named
+from jaxrl_atari.imports import import_named
 from jaxrl_atari.output import say_changes
 
 OptionsT = TypeVar("OptionsT")
@@ -48,6 +48,20 @@ CheckpointOption = Annotated[
     ),
 ]
 """The type of the option `--checkpoint` of a command that loads a policy."""
+
+
+ImportNames = Annotated[
+    tuple[str, ...], tyro.conf.arg(name="import", metavar="MODULE|FILE"), tyro.conf.UseAppendAction
+]
+"""Type of the option `--import`, which may occur several times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithImports:
+    """The option `--import` of a command."""
+
+    imports: ImportNames = ()
+    """Module, or path of a Python file, that registers environments, networks or algorithms."""
 
 
 # --- Where the defaults come from --------------------------------------------------------------------------------
@@ -139,7 +153,7 @@ def parse(
     default: Any = tyro.MISSING_NONPROP,
     stored: Config | None = None,
 ) -> OptionsT:
-    """Reads the options of a command.
+    """Reads the options of a command, and imports what `--import` names.
 
     Args:
         options: a dataclass; its docstring is the description in `--help`.
@@ -150,17 +164,20 @@ def parse(
             (`pkg:Env-v0`), the module of that environment is imported; a stored name imports nothing.
 
     Raises:
-        UserError: an option cannot have its value, or would have no effect.
+        UserError: an option cannot have its value, or would have no effect; or a failed import.
         SystemExit: after `--help`, or after an error that tyro has printed, with status 2.
     """
     program = f"python -m jaxrl_atari.{command}"
     parsed = tyro.cli(options, args=arguments, default=default, prog=program, registry=_FORMS)
     check_fields(parsed, "--")
+    if isinstance(parsed, WithImports):
+        import_named(parsed.imports)
     config = getattr(parsed, "config", None)
     if isinstance(config, Config):
         before = stored or Config()
-        if config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
-            import_module_of(config.env.game)
+        module, colon, _ = config.env.game.rpartition(":")
+        if colon and config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
+            import_named([module])
         # Without the switch, each process would train a run of its own. A stored run may have these options.
         for name in ("coordinator", "num_processes", "process_index"):
             value = getattr(config.devices, name)

@@ -8,7 +8,7 @@ frames. There are two kinds of environments:
 - Any other environment is played as it is registered: an env step is one of its steps, a game one of its episodes.
 
 An id imports nothing. When a pool is made, the environment must have been registered: by Gymnasium, by ale-py, or
-by modules that the user has named (`jaxrl_atari/imports/`).
+by modules that the user has named (`jaxrl_atari/imports.py`).
 """
 
 import contextlib
@@ -28,8 +28,7 @@ from jaxrl_atari.envs.games import game_of_id
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, GymnasiumSettings, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import UserError, reason, require, require_package
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
-from jaxrl_atari.imports.named import import_inherited
+from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited
 
 gymnasium.register_envs(ale_py)
 

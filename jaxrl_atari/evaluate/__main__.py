@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, parse
+from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, WithImports, parse
 from jaxrl_atari.config import GpuOption, Limits
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.errors import UserError, reason
@@ -25,7 +25,6 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
-from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.evaluations import EvaluationSettings, RunEvaluation, SessionEvaluation
@@ -77,7 +76,6 @@ class Options(WithImports):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Plays full games with the chosen checkpoints, and prints and saves their scores."""
     options = parse(Options, arguments, "evaluate")
-    import_named(options.imports)
     every_session = options.session == "all"
     sessions: Sequence[int | None] = [options.session] if isinstance(options.session, int) else [None]
     if every_session:

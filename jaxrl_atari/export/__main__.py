@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, parse
+from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, WithImports, parse
 from jaxrl_atari.errors import require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.gpus import limit_to_cpu
-from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.output import say
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import require_new_folder, unused
@@ -47,7 +46,6 @@ class Options(WithImports):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Writes a policy to a new folder."""
     options = parse(Options, arguments, "export")
-    import_named(options.imports)
     for package in ("onnx", "onnxruntime"):
         require_package(package, "export")
     from jaxrl_atari.export.folder import export_policy

@@ -29,11 +29,10 @@ from typing import Annotated, Any
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import CheckpointChoice, RunDir, parse
+from jaxrl_atari.cli.options import CheckpointChoice, RunDir, WithImports, parse
 from jaxrl_atari.errors import UserError, os_reason, require_package
 from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.hub.files import packed_files, repository_files
-from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.files import filled_folder, require_new_folder, write_file
 from jaxrl_atari.runs.layout import command_line
@@ -149,7 +148,6 @@ def _require_run_repository(repo_id: str, files: set[str]) -> None:
 def push(options: PushOptions) -> None:
     """Pushes a run; see `PushOptions`."""
     repo_id = options.repo_id
-    import_named(options.imports)
     require_package("huggingface_hub", "hub")
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -193,7 +191,6 @@ def pull(options: PullOptions) -> None:
 def pack(options: PackOptions) -> None:
     """Writes the files of a push to a new folder; see `PackOptions`."""
     directory = options.directory
-    import_named(options.imports)
     require_new_folder(directory)
     files = packed_files(options.run_dir, options.checkpoint)
     with filled_folder(directory) as folder:

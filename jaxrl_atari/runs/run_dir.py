@@ -12,7 +12,7 @@ from pathlib import Path
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import ParametersOnly, UserError
-from jaxrl_atari.imports.children import imported_files
+from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import only_writer, unused
 from jaxrl_atari.runs.layout import (
     CODE_FOLDER,
@@ -178,7 +178,7 @@ def require_unused(session_dir: Path) -> None:
 
 
 def keep_code(run_dir: Path) -> list[str]:
-    """Copies the user's own files that the run imports (`imports/`) to `code/`, from where they can be loaded.
+    """Copies the user's own files that the run imports (`imports.py`) to `code/`, from where they can be loaded.
 
     A file that differs from every earlier copy is kept beside them, as NAME_2.py. Each content is kept once, so
     the copy with the highest number need not be the newest code.

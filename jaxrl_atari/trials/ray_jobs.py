@@ -17,7 +17,7 @@ from jaxrl_atari.cli.job import ERROR, start_job
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import SessionsFailed, UserError, reason, require_package
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.runs.layout import OUTPUT_FILE, session_files
 from jaxrl_atari.trials.launch import POLL_SECONDS, STOPPING, Job, OnEnd, failure_of

@@ -13,7 +13,7 @@ from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import NoLogPoint, SessionsFailed, Stopped, UserError, correctable, reason, require
 from jaxrl_atari.hardware import distributed
-from jaxrl_atari.imports.named import pass_on_script
+from jaxrl_atari.imports import pass_on_script
 from jaxrl_atari.output import say, say_changes, say_traceback, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary

@@ -16,10 +16,9 @@ from typing import Annotated, Literal
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import ENV_STEPS, SESSION_NUMBERS, RunDir, parse
+from jaxrl_atari.cli.options import ENV_STEPS, SESSION_NUMBERS, RunDir, WithImports, parse
 from jaxrl_atari.config import Config, Limits
 from jaxrl_atari.errors import UserError, VerificationFailed, require
-from jaxrl_atari.imports.named import WithImports, import_named
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
@@ -144,7 +143,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         UserError: a session cannot be verified.
     """
     options = parse(Options, arguments, "verify")
-    import_named(options.imports)
     config = read_config(options.run_dir)  # refuses a directory without a run
     if options.retrain is not None:
         _retrain_sessions(options, options.retrain)

@@ -15,8 +15,7 @@ from typing import Any
 from jaxrl_atari.config import Config, LogConfig, changed_fields, config_from_dict
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.errors import UserError, VerificationFailed
-from jaxrl_atari.imports.children import imported_files, imported_modules
-from jaxrl_atari.imports.user_code import modules_beside
+from jaxrl_atari.imports import imported_files, imported_modules, modules_beside
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import CODE_FOLDER, DIGESTS_FILE, checkpoint_path, session_number

@@ -10,8 +10,7 @@ from sample_runs import write_checkpoint
 from small_training import TINY, change
 
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
-from jaxrl_atari.imports.named import import_named
+from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
 from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
 from jaxrl_atari.runs.files import only_writer, read_json, unused, write_file, write_json
 from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused

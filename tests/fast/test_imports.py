@@ -15,8 +15,7 @@ from sample_runs import table, write_run
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
-from jaxrl_atari.imports.named import import_inherited, import_named
+from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited, import_named
 from jaxrl_atari.verify.__main__ import main as verify
 
 MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 0) + beside_it.ONE\n"
@@ -47,7 +46,7 @@ def test_a_file_is_run_once_here_and_once_in_a_process_that_is_started(user_file
     assert count() == 1
     assert sys.modules[user_file.stem].__file__ == str(user_file)
     code = (
-        "import builtins, sys; from jaxrl_atari.imports.named import import_inherited; import_inherited();"
+        "import builtins, sys; from jaxrl_atari.imports import import_inherited; import_inherited();"
         "print(builtins.named, 'colorsys' in sys.modules)"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -110,7 +109,7 @@ def test_an_error_in_a_library_names_the_line_of_the_user(load, user_file):
 
 UNUSABLE = {
     ("no_such_module", None): "--import no_such_module: ModuleNotFoundError",
-    ("gone.py", None): "gone.py: no such file",
+    ("gone.py", None): "gone.py: expected a Python file",
     ("raises.py", "\n1 / 0\n"): "raises.py, line 2: ZeroDivisionError",
     ("raises.py", "raise SystemExit(1)"): "raises.py, line 1: SystemExit",
     ("raises.py", "x = ("): "SyntaxError",

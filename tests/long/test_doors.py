@@ -7,7 +7,7 @@ import sys
 import pytest
 from user_commands import one_error_line, run_here
 
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.runs.files import write_json
 
 MY_ENVS = '''
@@ -79,7 +79,6 @@ def get_config():
 def user(tmp_path, monkeypatch):
     """A user's folder with their own environment and config; nothing of it is imported yet."""
     monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
-    monkeypatch.setattr("jaxrl_atari.imports.named._imported", set())
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lamp_of_the_test.py").write_text(MY_ENVS)

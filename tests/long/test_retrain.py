@@ -12,7 +12,7 @@ from tampering import change_a_weight, edit_digests
 
 from jaxrl_atari import provenance
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json

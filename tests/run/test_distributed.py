@@ -33,7 +33,7 @@ from sys import argv
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import place
 from jaxrl_atari.hardware.distributed import *
-from jaxrl_atari.imports.named import import_inherited
+from jaxrl_atari.imports import import_inherited
 import_inherited()
 devices = DevicesConfig(
     data_parallel="all", distributed=True, coordinator=argv[1], num_processes=2, process_index=int(argv[2])
@@ -69,7 +69,7 @@ from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.distributed import agree, gather_items, is_leader, join_processes, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import has_started
-from jaxrl_atari.imports.named import import_inherited
+from jaxrl_atari.imports import import_inherited
 import_inherited()
 print(is_leader(), sum_over_processes(3), agree("x"), len(gather_items([3, 5])), has_started())
 for variables, options in json.loads(sys.argv[1]):

@@ -34,7 +34,7 @@ import jax
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports.named import import_inherited
+from jaxrl_atari.imports import import_inherited
 
 import_inherited()
 for options in map(json.loads, sys.argv[1:]):

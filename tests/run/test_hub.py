@@ -11,7 +11,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub.__main__ import main as hub_command
 from jaxrl_atari.hub.files import repository_files
-from jaxrl_atari.imports.children import IMPORTS_VARIABLE
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, write_json
