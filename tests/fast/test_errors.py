@@ -1,29 +1,17 @@
-"""Errors: what a user reads, also when the error comes from another process."""
-
-import pickle
-from pathlib import Path
+"""What a user reads: errors and counts."""
 
 import pytest
 
-from jaxrl_atari import errors
+from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.output import counted
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        errors.UserError("one  line"),
-        errors.ConfigError("ppo.gamma", 2.0, "a number from 0 to 1", "lower it"),
-        errors.InterfaceError("loss", 1, "a pair"),
-        errors.ParametersOnly(Path("data/run")),
-        errors.SessionsFailed("1 of 2 sessions failed"),
-    ],
-)
-def test_an_error_survives_pickle(error):
-    copy = pickle.loads(pickle.dumps(error))
-    assert (type(copy), str(copy), copy.exit_status) == (type(error), str(error), error.exit_status)
-    if isinstance(error, errors.ConfigError):
-        assert str(copy.renamed("ppo.gamma", "--gamma")).startswith("--gamma = 2.0: expected")
+def test_an_error_is_one_line_that_may_name_the_option_of_a_command():
+    assert str(UserError("one\n  line")) == "one line"
+    error = ConfigError("ppo.gamma", 2.0, "a number from 0 to 1", "lower it")
+    assert str(error) == "ppo.gamma = 2.0: expected a number from 0 to 1; lower it"
+    assert str(error.renamed("ppo.gamma", "--gamma")).startswith("--gamma = 2.0: ")
+    assert error.renamed("ppo.epochs", "--epochs") is error
 
 
 @pytest.mark.parametrize(
