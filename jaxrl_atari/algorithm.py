@@ -21,7 +21,7 @@ from flax.core import FrozenDict
 
 from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require, require_interface
-from jaxrl_atari.network_interface import Apply, Observation
+from jaxrl_atari.networks import Apply, Observation
 from jaxrl_atari.registry import ALGORITHMS
 
 # --- Data --------------------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Minibatch(NamedTuple):
     """The data of the loss in one gradient step: N samples. Each device has its part of them."""
 
     observation: Observation
-    """The input of the network. Change its pictures through `frames.map_images`."""
+    """The input of the network."""
     samples: Any
     """The samples that `Algorithm.prepare` returned, [N, ...]. PPO's are `ppo.Samples`."""
     mean: Mean
@@ -200,7 +200,7 @@ class Algorithm(NamedTuple):
 
     These arguments are common to several functions:
 
-        apply      The network: `network_interface.Apply`. It returns `Outputs`.
+        apply      The network: `networks.Apply`. It returns `Outputs`.
         key        A random key, the same on all devices.
         options    `PPOConfig` as `resolved_options` returns it. Options marked `TRACED` in
                    `config.py`, such as `gamma` and `coefficients`, are traced numbers. They are data of the

@@ -275,17 +275,13 @@ class NetworkConfig:
     name: str = "nature"
     """The network: `nature` (Mnih et al. 2015), `impala` (Espeholt et al. 2018), `nature_lstm` (`nature` with an
     LSTM of 256 units), or one that your own code has registered (docs/idea.md)."""
-    compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the torso. `auto`: bfloat16 where only CPUs with AVX512-BF16 learn and act, unless `conv` is
-    `plain`; else float32. It is the same for every network. Evaluations choose by the device that evaluates.
-    Parameters, heads and losses are always float32. On a GPU from Ampere on, `float32` convolutions compute in
-    TF32."""
-    conv: Literal["auto", "plain", "layers", "by_hand"] = "auto"
-    """How the convolutions, and their gradients, are computed: `plain` (by XLA, with cuDNN on a GPU); `layers`
-    (by `layers.Conv` in its form for CPUs); `by_hand` (as `layers`, but where only CPUs learn and act, the
-    convolutions of `nature` and `nature_lstm`, and the dense layer after them, are matrix products, written by
-    hand); or `auto`: `by_hand` where only CPUs learn and act, else `plain`. In the same `compute_dtype`, results
-    agree up to rounding. With `plain`, `compute_dtype = auto` is float32 on every CPU."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Arithmetic of the torso; parameters, heads and losses are always float32. On a CPU with AVX512-BF16,
+    `bfloat16` is faster, and the start of a session says by how much. On a GPU from Ampere on, `float32`
+    convolutions compute in TF32."""
+    conv: Literal["auto", "plain"] = "auto"
+    """How convolutions and their gradients are computed: `plain` (by XLA, with cuDNN on a GPU), or `auto`: in the
+    ways of `cpu/` where only CPUs learn and act, else as `plain`. Results agree up to rounding."""
 
 
 @dataclass(frozen=True)

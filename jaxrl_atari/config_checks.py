@@ -1,13 +1,11 @@
 """The checks of a config that need the network and the algorithm that it names."""
 
-import flax.linen as nn
 import jax
 
 from jaxrl_atari.algorithm import resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import require
-from jaxrl_atari.network_functions import apply_module, empty_observation, init_params, initial_carry, make_module
-from jaxrl_atari.network_interface import Outputs, is_recurrent
+from jaxrl_atari.networks import Network, Outputs, is_recurrent, make_network
 
 
 def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
@@ -22,10 +20,10 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
         ConfigError: naming the field.
     """
     resolved_options(config)
-    module = make_module(config.network, num_actions=1)
+    network = make_network(config.network, num_actions=1)
     length = config.ppo.rollout_length
     # Abstract, as all that follows: an array would start JAX's back end, before `limit_jax`.
-    has_memory = is_recurrent(jax.eval_shape(lambda: initial_carry(module, 1)))
+    has_memory = is_recurrent(jax.eval_shape(lambda: network.initial_carry(1)))
     require(
         config.ppo.minibatch_size % (length * devices) == 0 or not has_memory,
         "ppo.minibatch_size",
@@ -35,7 +33,7 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
     )
     if config.devices.deterministic and config.devices.may_use_gpus:
         require(
-            not _has_max_pooling(module),
+            not _has_max_pooling(network),
             "devices.deterministic",
             True,
             expected=f"false with {config.network.name}",
@@ -44,11 +42,11 @@ def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
         )
 
 
-def _has_max_pooling(module: nn.Module) -> bool:
+def _has_max_pooling(network: Network) -> bool:
     """Whether the program of a network takes the maximum over windows."""
 
     def outputs(key: jax.Array) -> Outputs:
-        return apply_module(module, init_params(module, key), empty_observation(module))
+        return network.apply(network.init(key), network.empty_observation())
 
     program = jax.make_jaxpr(outputs)(jax.eval_shape(lambda: jax.random.key(0)))
     return "reduce_window_max" in str(program)

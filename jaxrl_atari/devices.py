@@ -50,7 +50,7 @@ class Placement(NamedTuple):
 
     @property
     def device_classes(self) -> tuple[DeviceClass, DeviceClass]:
-        """The classes of the devices that learn and act, as `network_forms.make_network` takes them."""
+        """The classes of the devices that learn and act, as `networks.make_network` takes them."""
         return device_class(self.learner[0]), device_class(self.actors[0])
 
 

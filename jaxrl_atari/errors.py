@@ -55,7 +55,7 @@ class ConfigError(_Unusable):
 class InterfaceError(_Unusable, ValueError):
     """A network or an algorithm gave the package a value that its interface does not allow.
 
-    `network_interface.py` and `algorithm.Algorithm` describe these interfaces. The code of the network or of the
+    `networks.py` and `algorithm.Algorithm` describe these interfaces. The code of the network or of the
     algorithm is at fault, and not the config. The name is that of a value, such as `loss`.
     """
 

@@ -28,7 +28,7 @@ from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.networks import Network
 from jaxrl_atari.update import update
 
 PendingMetrics = Callable[[], dict[str, float]]

@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxrl_atari.algorithm import Algorithm, Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.network_interface import Apply, Outputs
+from jaxrl_atari.networks import Apply, Outputs
 
 
 class Samples(NamedTuple):

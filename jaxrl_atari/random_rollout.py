@@ -12,8 +12,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.frames import STACK, next_age
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.update import init_train_state, update
 
 
@@ -67,7 +66,7 @@ def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: i
     _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
     value = jax.random.normal(value_key, (length + 1, num_envs))
     return Rollout(
-        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.layout.shape), jnp.uint8),
+        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.frame_shape), jnp.uint8),
         age=age,
         action=jax.random.randint(action_key, steps, 0, num_actions),
         log_prob=jnp.full(steps, -math.log(num_actions), jnp.float32),

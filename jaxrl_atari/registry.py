@@ -72,7 +72,7 @@ NETWORKS = Registry(
         "nature_lstm": "jaxrl_atari.networks:NatureLSTM",
     },
 )
-"""`network.name` -> a `flax.linen.Module` class with the fields that `network_interface.py` lists."""
+"""`network.name` -> a `flax.linen.Module` class with the fields that `networks.py` lists."""
 
 ALGORITHMS = Registry(
     "algorithm",

@@ -66,10 +66,9 @@ from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, mak
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps
 from jaxrl_atari.envs.replay import restore_games
-from jaxrl_atari.frames import STACK, gather_stacks, next_age
+from jaxrl_atari.frames import STACK, as_frames, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Network, Observation
+from jaxrl_atari.networks import Network, Observation, make_network
 from jaxrl_atari.ppo import log_prob_of
 
 # --- Environments ------------------------------------------------------------------------------------------------
@@ -138,7 +137,7 @@ class EnvGroup:
         # What the next rollout starts from. The first one starts new games, so no stack shows its black frames.
         self._newest_step = pool.reset()
         self.episodes = EpisodeCounter(pool.num_envs)
-        frames = np.zeros((STACK - 1, pool.num_envs, *network.layout.shape), np.uint8)
+        frames = np.zeros((STACK - 1, pool.num_envs, *network.frame_shape), np.uint8)
         with jax.default_device(device):
             carry = network.initial_carry(pool.num_envs)
         start = RolloutStart(frames, np.zeros(pool.num_envs, np.int32), carry)
@@ -213,7 +212,7 @@ class EnvGroup:
         """
         self._newest_step, frames, age, self.episodes = restore_games(self.pool, self._newest_step, games)
         with jax.default_device(self.device):
-            start = RolloutStart(self.network.layout.arrange(jnp.asarray(frames)), jnp.asarray(age), carry)
+            start = RolloutStart(as_frames(jnp.asarray(frames), self.network.frame_shape), jnp.asarray(age), carry)
         self.rollout_start = jax.device_put(start, self.device)
 
 
@@ -432,7 +431,7 @@ def act(
     age = next_age(buffer.last_age, first)
     # Not `.at[t].set`, which on a GPU launches kernels of its own to check whether t is in range.
     write = partial(lax.dynamic_update_index_in_dim, axis=0)
-    frames = write(buffer.frames, network.layout.arrange(frame), index=t + STACK - 1)
+    frames = write(buffer.frames, as_frames(frame, network.frame_shape), index=t + STACK - 1)
     window = lax.dynamic_slice_in_dim(frames, t, STACK)
     stacks = gather_stacks(window, age[None], jnp.arange(len(age)))
     outputs = network.apply(params, Observation(stacks, first, buffer.carry))

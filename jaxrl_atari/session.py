@@ -21,9 +21,7 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, PendingMetrics, SequentialLearner
-from jaxrl_atari.network_advice import network_advice
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.networks import Network, make_network, speed_hints
 from jaxrl_atari.out_of_memory import out_of_memory_advice
 from jaxrl_atari.process_tuning import compile_clock
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
@@ -339,9 +337,7 @@ def open_session(
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
     seed = config.seed + session_number
-    # Both take the number of actions, and the classes of the devices on which the network is used.
-    network_for = partial(make_network, config.network)
-    advice_for = partial(network_advice, config.network)
+    network_for = partial(make_network, config.network)  # of the number of actions, and the classes of its devices
     with contextlib.ExitStack() as exits:
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else lambda: None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
@@ -367,9 +363,8 @@ def open_session(
         )
         exits.callback(environments.close)
         network = environments.network
-        advice = advice_for(environments.num_actions, *placement.device_classes)
-        if advice:
-            say(advice)
+        for hint in speed_hints(network):
+            say(hint)
         if arrays is None:
             arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
         learner: Learner

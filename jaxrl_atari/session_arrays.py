@@ -10,8 +10,7 @@ from threadpoolctl import threadpool_limits
 from jaxrl_atari.algorithm import Algorithm, TrainState
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
-from jaxrl_atari.network_functions import init_params, make_module
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
 from jaxrl_atari.update import init_train_state
 
@@ -83,8 +82,7 @@ def abstract_params(network: NetworkConfig, num_actions: int, device: jax.Device
     Raises:
         ConfigError: the network is not registered.
     """
-    module = make_module(network, num_actions)
-    params = jax.eval_shape(lambda: init_params(module, new_key(0)))
+    params = jax.eval_shape(lambda: make_network(network, num_actions).init(new_key(0)))
     return _on_device({"train_state": {"params": params}}, device)
 
 

@@ -15,7 +15,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress, Segment, join, split
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.distributed import gather_items
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.networks import Network
 from jaxrl_atari.output import say_traceback
 from jaxrl_atari.rollout import EnvGroup
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint

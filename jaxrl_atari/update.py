@@ -34,8 +34,7 @@ from jaxrl_atari.algorithm import (
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.errors import require_interface
 from jaxrl_atari.frames import gather_stacks
-from jaxrl_atari.network_functions import strongly_typed
-from jaxrl_atari.network_interface import Apply, Observation, Outputs, is_recurrent
+from jaxrl_atari.networks import Apply, Observation, Outputs, is_recurrent, strongly_typed
 
 
 def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key: jax.Array) -> TrainState:

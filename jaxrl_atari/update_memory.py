@@ -12,7 +12,7 @@ from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
-from jaxrl_atari.network_forms import make_network
+from jaxrl_atari.networks import make_network
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.update import init_train_state, update
 
@@ -41,7 +41,7 @@ def update_memory(config: Config, device: jax.Device, num_learners: int = 1) -> 
     options = replace(resolved_options(config), minibatch_size=minibatch_size)
     network = make_network(config.network, ACTIONS, device_class(device))
     algorithm = find_algorithm(config.algorithm)
-    frames = (options.rollout_length + STACK, num_envs, *network.layout.shape)
+    frames = (options.rollout_length + STACK, num_envs, *network.frame_shape)
 
     def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
         """The arguments of an update. Only their shapes are used, so nothing of this is computed."""

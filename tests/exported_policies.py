@@ -4,22 +4,20 @@ import dataclasses
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import make_env
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.export.programs import run_jax, run_onnx
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_functions import init_params, make_module
+from jaxrl_atari.networks import make_network
 
 
 def with_network(policy, name):
     """The policy with another network's first parameters. Its logits are scaled so that no action is the best one
     everywhere."""
     config = dataclasses.replace(policy.config, network=NetworkConfig(name=name, compute_dtype="float32"))
-    params = init_params(make_module(config.network, policy.num_actions, jnp.float32), jax.random.key(3))
     network = make_network(config.network, policy.num_actions, "cpu")
+    params = network.init(jax.random.key(3))
     policy = dataclasses.replace(policy, config=config, network=network, params=params)
     env = make_env(config)
     stacks = np.stack([env.reset(seed=11)[0], *(env.step(step % 4)[0] for step in range(20))])

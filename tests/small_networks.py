@@ -1,6 +1,6 @@
 """Networks of milliseconds: some pixels, a layer, and an LSTM or another layer, with the shipped heads."""
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import flax.linen as nn
@@ -9,10 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import reference
 
-from jaxrl_atari.frames import PLAIN
-from jaxrl_atari.network_functions import apply_module, init_params, initial_carry
-from jaxrl_atari.network_interface import Network, Outputs
-from jaxrl_atari.networks import dense, heads, lstm
+from jaxrl_atari.networks import Network, Outputs, dense, heads, lstm
 
 
 class FeedForward(nn.Module):
@@ -53,15 +50,7 @@ def make(network, num_actions, seed=0):
 @cache
 def functions_of(network, num_actions):
     """One object for all tests of a process, so that what depends on it is compiled once."""
-    module = network(num_actions)
-    return Network(
-        init=partial(init_params, module),
-        apply=partial(apply_module, module),
-        layout=PLAIN,
-        for_acting=lambda params: params,
-        dtype=jnp.dtype("float32"),
-        initial_carry=partial(initial_carry, module),
-    )
+    return Network(network(num_actions))
 
 
 def nature_in_float64(params, observation):

@@ -11,7 +11,7 @@ import jax
 from jaxrl_atari import session_arrays
 from jaxrl_atari.algorithm import find_algorithm, resolved_options
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
-from jaxrl_atari.network_forms import make_network
+from jaxrl_atari.networks import make_network
 from jaxrl_atari.runs.checkpoints import Checkpoints, meta_digest
 from jaxrl_atari.runs.writers import Writer
 

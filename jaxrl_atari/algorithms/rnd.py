@@ -31,7 +31,7 @@ from flax.core import FrozenDict
 from jaxrl_atari.algorithm import Mean, Metrics, Minibatch, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.frames import STACK, as_images
-from jaxrl_atari.network_interface import Apply
+from jaxrl_atari.networks import Apply
 from jaxrl_atari.ppo import PPO, Samples, ppo_loss, ppo_prepare
 
 PIXELS = 21 * 21

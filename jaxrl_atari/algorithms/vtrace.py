@@ -16,7 +16,7 @@ from flax.core import FrozenDict
 
 from jaxrl_atari.algorithm import Mean, Metrics, Rollout, TrainState
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.network_interface import Apply
+from jaxrl_atari.networks import Apply
 from jaxrl_atari.ppo import PPO, Samples, discounted_sum, explained_variance, log_prob_of
 from jaxrl_atari.update import apply_to_rollout
 

@@ -14,7 +14,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.network_interface import Network
+from jaxrl_atari.networks import Network
 from jaxrl_atari.output import counted, say_traceback
 from jaxrl_atari.runs.writers import Writer
 

@@ -83,14 +83,14 @@ def push_frame(window: jax.Array, age: jax.Array, frame: jax.Array, first: jax.A
     Returns:
         The new window and ages, and the stacks, uint8 `[B, 84, 84, 4]`.
     """
-    window = jnp.concatenate([window[1:], PLAIN.arrange(frame)[None]])
+    window = jnp.concatenate([window[1:], frame[None, ..., None]])
     age = next_age(age, first)
     return window, age, gather_stacks(window, age[None], jnp.arange(len(age)))
 
 
 def empty_window(num_envs: int) -> tuple[np.ndarray, np.ndarray]:
     """The window and ages that `push_frame` starts from."""
-    return np.zeros((STACK, num_envs, *PLAIN.shape), np.uint8), np.zeros(num_envs, np.int32)
+    return np.zeros((STACK, num_envs, *PLAIN), np.uint8), np.zeros(num_envs, np.int32)
 
 
 def play(

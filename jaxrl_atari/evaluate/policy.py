@@ -14,10 +14,8 @@ from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.frames import arrange_stacks
 from jaxrl_atari.hardware.device_class import device_class
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Network, Observation, Outputs, is_recurrent
+from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent, make_network
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
@@ -42,8 +40,7 @@ def choose_actions(
     Returns:
         The actions int32 `[n]`, and the outputs of the network.
     """
-    stacks = arrange_stacks(network.layout, observation.stacks)
-    outputs = network.apply(params, observation._replace(stacks=stacks))
+    outputs = network.apply(params, observation)
     actions = jnp.argmax(outputs.logits, axis=-1) if greedy else jax.random.categorical(key, outputs.logits)
     return actions, outputs
 

@@ -1,11 +1,11 @@
 """The folder of an export: its programs, which are compared before anything is written, and its README."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari import __version__
@@ -15,7 +15,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.export.onnx_model import NETWORKS, make_model
 from jaxrl_atari.export.programs import PLATFORMS, jax_program, largest_difference, run_jax, run_onnx
-from jaxrl_atari.network_functions import initial_carry, make_module
+from jaxrl_atari.networks import make_network
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.evaluations import evaluations
 from jaxrl_atari.report.summary import Run, trial_summary
@@ -37,9 +37,9 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> None:
     if env.backend == "gymnasium":
         raise UserError(f"env.backend = 'gymnasium': only ALE games can be exported, not {env.game_name}")
     params = jax.tree.map(np.asarray, jax.device_get(policy.params))
-    module = make_module(policy.config.network, policy.num_actions, jnp.float32)
-    memory_shapes = [x.shape[1:] for x in jax.tree.leaves(initial_carry(module, 1))]
-    program = bytes(jax_program(module, params).serialize())
+    network = make_network(replace(policy.config.network, compute_dtype="float32"), policy.num_actions)
+    memory_shapes = [x.shape[1:] for x in jax.tree.leaves(network.initial_carry(1))]
+    program = bytes(jax_program(network, params).serialize())
     about = about_policy(policy)
     files: dict[str, bytes] = {"policy.jaxexport": program}
     difference = None

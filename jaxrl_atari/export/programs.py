@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import export
 
-from jaxrl_atari.network_functions import apply_module, initial_carry
-from jaxrl_atari.network_interface import Observation
+from jaxrl_atari.networks import Network, Observation
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of the program for JAX."""
@@ -23,7 +22,7 @@ class ProgramOutputs(NamedTuple):
     memory: tuple[np.ndarray, ...]  # each [N, ...]; empty if the network is not recurrent
 
 
-def jax_program(module: Any, params: Any) -> export.Exported:
+def jax_program(network: Network, params: Any) -> export.Exported:
     """The program for JAX. It maps stacks uint8 `[batch, 84, 84, 4]` to logits and value.
 
     A recurrent network maps (stacks, first bool `[batch]`, memory) to (logits, value, memory). The memory is a
@@ -31,21 +30,21 @@ def jax_program(module: Any, params: Any) -> export.Exported:
     """
     (batch,) = export.symbolic_shape("batch")
     stacks = jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)
-    memory, structure = jax.tree.flatten(initial_carry(module, 1))
+    memory, structure = jax.tree.flatten(network.initial_carry(1))
     if not memory:
 
         def act(stacks: Any) -> Any:
-            outputs = apply_module(module, params, Observation(stacks))
+            outputs = network.apply(params, Observation(stacks))
             return outputs.logits, outputs.value
 
         return export.export(jax.jit(act), platforms=PLATFORMS)(stacks)
 
-    # A recurrent module can make its memory only for a batch of known size. Here the size is a symbol, so a
+    # A recurrent network can make its memory only for a batch of known size. Here the size is a symbol, so a
     # program for a single environment is mapped over the batch.
     def act_once(stacks: Any, first: Any, memory: Any) -> Any:
         carry = jax.tree.unflatten(structure, memory)
         one = jax.tree.map(lambda x: x[None], Observation(stacks, first, carry))
-        outputs = apply_module(module, params, one)
+        outputs = network.apply(params, one)
         results = (outputs.logits, outputs.value, tuple(jax.tree.leaves(outputs.carry)))
         return jax.tree.map(lambda x: x[0], results)
 

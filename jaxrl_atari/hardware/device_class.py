@@ -7,7 +7,7 @@ import jax
 from jaxrl_atari.hardware import cpu
 
 DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
-"""The classes, as `network_forms.make_network` takes them.
+"""The classes, as `networks.make_network` takes them.
 
 | class | devices |
 |---|---|

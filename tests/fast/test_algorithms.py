@@ -13,11 +13,12 @@ import pytest
 from fake_pools import Corridor, group_of
 from small_networks import FeedForward, Recurrent, make
 
-from jaxrl_atari import network_functions, register_algorithm, register_network
+from jaxrl_atari import register_algorithm, register_network
 from jaxrl_atari.algorithm import Mean, Shard, as_numbers, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig, config_from_dict, set_fields
 from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.errors import ConfigError, InterfaceError
+from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import PPO, log_prob_of, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.rollout import collect
@@ -113,8 +114,8 @@ def test_a_later_algorithm_of_a_name_replaces_the_earlier_one():
 
 def test_a_network_with_a_field_of_its_own():
     register_network("own", partial(Sized, sizes=(7,)))
-    module = network_functions.make_module(NetworkConfig(name="own"), 4, jnp.float32)
-    assert network_functions.init_params(module, KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
+    network = make_network(NetworkConfig(name="own"), 4)
+    assert network.init(KEY)["Dense_0"]["kernel"].shape == (12 * 12 * 4, 7)
 
 
 # --- Coefficients ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import jaxrl_atari
 
 PACKAGE = Path(jaxrl_atari.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
-CORE = ["algorithm", "ppo", "update", "networks", "frames", "algorithms", "minibatches", "layers"]
+CORE = ["algorithm", "ppo", "update", "networks", "frames", "algorithms", "cpu"]
 """What reads like the papers: it knows no files, no devices and no commands."""
 PURE = {
     "collections", "contextlib", "contextvars", "dataclasses", "functools", "inspect", "itertools", "math",

@@ -1,26 +1,25 @@
-"""Frame stacks against a naive loop, and the form in which frames are stored."""
+"""Frame stacks against a naive loop, and the shapes in which frames are stored."""
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks, gather_stacks
+from jaxrl_atari.frames import BLOCKED, PLAIN, as_frames, as_images, gather_stacks
 
 
 def test_blocks():
-    frames = np.random.default_rng(5).integers(0, 256, (3, 84, 84), dtype=np.uint8)
-    blocks = BLOCKED.arrange(jnp.asarray(frames))
+    images = np.random.default_rng(5).integers(0, 256, (3, 84, 84), dtype=np.uint8)
+    blocks = as_frames(jnp.asarray(images), BLOCKED)
     assert (blocks.shape, blocks.dtype) == ((3, 21, 21, 16), jnp.uint8)
     for y, x in ((0, 0), (50, 33), (83, 83)):  # block row and column, then the pixel's place in the block
-        np.testing.assert_array_equal(blocks[:, y // 4, x // 4, 4 * (y % 4) + x % 4], frames[:, y, x])
-    np.testing.assert_array_equal(BLOCKED.to_images(blocks), frames)
+        np.testing.assert_array_equal(blocks[:, y // 4, x // 4, 4 * (y % 4) + x % 4], images[:, y, x])
 
 
-@pytest.mark.parametrize("layout", [PLAIN, BLOCKED], ids=["plain", "blocked"])
-def test_gather_stacks_equals_naive_loop(layout):
+@pytest.mark.parametrize("shape", [PLAIN, BLOCKED], ids=["plain", "blocked"])
+def test_gather_stacks_equals_naive_loop(shape):
     steps, envs = 7, 3
     rng = np.random.default_rng(4)
-    frames = rng.integers(0, 256, (steps + 3, envs, 84, 84), dtype=np.uint8)
+    images = rng.integers(0, 256, (steps + 3, envs, 84, 84), dtype=np.uint8)
     age = rng.integers(0, 4, (steps, envs))
     assert set(age.ravel()) == {0, 1, 2, 3}
     index = rng.permutation(steps * envs)
@@ -28,8 +27,8 @@ def test_gather_stacks_equals_naive_loop(layout):
     for row, sample in enumerate(index):
         t, b = sample // envs, sample % envs
         for channel, j in enumerate((3, 2, 1, 0)):
-            expected[row, :, :, channel] = frames[t + 3 - min(j, age[t, b]), b]
-    stored = layout.arrange(jnp.asarray(frames))
-    assert stored.shape[2:] == layout.shape
-    got = gather_stacks(stored, jnp.asarray(age), jnp.asarray(index))
-    np.testing.assert_array_equal(got, arrange_stacks(layout, jnp.asarray(expected)))
+            expected[row, :, :, channel] = images[t + 3 - min(j, age[t, b]), b]
+    frames = as_frames(jnp.asarray(images), shape)
+    assert frames.shape[2:] == shape
+    np.testing.assert_array_equal(gather_stacks(frames, jnp.asarray(age), jnp.asarray(index)), expected)
+    np.testing.assert_array_equal(as_images(frames), images)

@@ -13,19 +13,24 @@ from jax import lax
 from small_training import first_arrays
 from threadpoolctl import threadpool_limits
 
+from jaxrl_atari import networks
 from jaxrl_atari.algorithm import Mean, Minibatch
 from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
 from jaxrl_atari.config_checks import check_names_and_minibatches
+from jaxrl_atari.cpu import nature as nature_by_hand
+from jaxrl_atari.cpu.conv import Conv, for_cpu, module_in_chunks
 from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
-from jaxrl_atari.fast import by_hand
-from jaxrl_atari.fast.substitution import apply_by_hand
-from jaxrl_atari.frames import BLOCKED, arrange_stacks
-from jaxrl_atari.layers import Conv, for_cpus, in_chunks
-from jaxrl_atari.network_advice import network_advice
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_functions import apply_module, init_params, make_module
-from jaxrl_atari.network_interface import Observation, Outputs, register_network
-from jaxrl_atari.networks import NatureActorCritic, NatureLSTM
+from jaxrl_atari.frames import BLOCKED
+from jaxrl_atari.networks import (
+    NatureActorCritic,
+    NatureLSTM,
+    Network,
+    Observation,
+    Outputs,
+    make_network,
+    register_network,
+    speed_hints,
+)
 from jaxrl_atari.ppo import Samples, log_prob_of, ppo_loss
 from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import RolloutStart, act, begin_rollout
@@ -36,7 +41,7 @@ every = pytest.mark.parametrize("name", NETWORKS.names())
 
 @cache
 def first_params(name):
-    return jax.jit(partial(init_params, make_module(NetworkConfig(name=name), ACTIONS)))(jax.random.key(1))
+    return jax.jit(make_network(NetworkConfig(name=name), ACTIONS).init)(jax.random.key(1))
 
 
 def perturbed(params):
@@ -52,8 +57,7 @@ def random_stacks(n):
 def observation(network, stacks, envs=None):
     """What a network sees; a recurrent one, as first steps in `envs` environments."""
     n = len(stacks)
-    stored = arrange_stacks(network.layout, jnp.asarray(stacks))
-    return Observation(stored, jnp.arange(n) % 3 == 0, network.initial_carry(envs or n))
+    return Observation(jnp.asarray(stacks), jnp.arange(n) % 3 == 0, network.initial_carry(envs or n))
 
 
 def error(got, expected):
@@ -99,7 +103,7 @@ def test_acting(name):
     network, params = make_network(NetworkConfig(name=name), ACTIONS, "cpu"), perturbed(first_params(name))
     frame = random_stacks(2)[..., 0]
     carry = network.initial_carry(2)
-    start = RolloutStart(jnp.zeros((3, 2, *network.layout.shape), jnp.uint8), jnp.zeros(2, jnp.int32), carry)
+    start = RolloutStart(jnp.zeros((3, 2, *network.frame_shape), jnp.uint8), jnp.zeros(2, jnp.int32), carry)
     empty = begin_rollout(start, 1)
     key, env_numbers = jax.random.key(0), jnp.arange(2)
     buffer, action = act(network, network.for_acting(params), empty, frame, np.ones(2, bool), key, env_numbers)
@@ -153,21 +157,10 @@ def nature(params, stacks):
     return Reference().apply({"params": params}, stacks)
 
 
-def shipped(name, dtype="float32", cpu=False):
-    """`name` as its module computes it; `cpu`: with gradients for CPUs."""
-    module = make_module(NetworkConfig(name=name), ACTIONS, jnp.dtype(dtype))
-
-    def outputs(params, stacks):
-        with for_cpus(cpu):
-            return apply_module(module, params, Observation(stacks))[:2]
-
-    return outputs
-
-
-def products(chunk, dtype="float32"):
-    """The Nature network with features of `fast/by_hand.py`, `chunk` samples at a time."""
-    apply = partial(apply_by_hand, NatureActorCritic(ACTIONS, jnp.dtype(dtype)), chunk)
-    return lambda params, x: apply(params, Observation(arrange_stacks(BLOCKED, jnp.asarray(x))))[:2]
+def shipped(name, dtype="float32", cpu=None):
+    """`name`, computed plainly or for a class of CPUs."""
+    network = Network(NETWORKS.get(name)(ACTIONS, jnp.dtype(dtype)), cpu)
+    return lambda params, stacks: network.apply(params, Observation(stacks))[:2]
 
 
 def gradients_and_outputs(apply):
@@ -186,18 +179,12 @@ def outputs_and_gradients(apply, name, n):
     return gradients_and_outputs(apply)(perturbed(first_params(name)), random_stacks(n))[::-1]
 
 
-N = 35  # two chunks of 32 and nine of 4, which are more than are unrolled; the last one is not full
-assert by_hand.UNROLLED < N / 4
-
-
 @pytest.mark.parametrize(
     ("apply", "oracle", "n", "at_least", "at_most"),
     [
-        (shipped("nature"), nature, N, 0.0, 1e-5),
-        (shipped("nature", cpu=True), nature, N, 0.0, 1e-5),
-        (products(32), nature, N, 0.0, 1e-5),
-        (products(4), nature, N, 0.0, 1e-5),  # in a loop
-        (products(4, "bfloat16"), nature, N, 1e-4, 0.03),
+        (shipped("nature"), nature, 5, 0.0, 1e-5),
+        (shipped("nature", cpu="cpu"), nature, 35, 0.0, 1e-5),  # two chunks, the second not full
+        (shipped("nature", "bfloat16", "amx cpu"), nature, 5, 1e-4, 0.05),
         (shipped("impala"), impala, 2, 0.0, 1e-5),
         (shipped("impala", "bfloat16"), impala, 2, 1e-4, 0.2),
     ],
@@ -211,26 +198,38 @@ def test_outputs_and_gradients_equal_those_of_other_layers(apply, oracle, n, at_
 def test_gradients_of_impala_for_cpus_equal_those_of_other_layers_but_for_ties():
     """In float32. A tie in a max pooling decides a draw, whose gradients then differ by up to 1e-2."""
     params = perturbed(first_params("impala"))
-    computed = [gradients_and_outputs(apply) for apply in (shipped("impala", cpu=True), impala)]
+    computed = [gradients_and_outputs(apply) for apply in (shipped("impala", cpu="cpu"), impala)]
     errors = [error(*(compute(params, x) for compute in computed)) for x in np.split(random_stacks(10), 5)]
     assert (np.median(errors, axis=0) < 1e-5).all()
 
 
-def test_a_network_with_memory_has_its_features_by_hand():
-    """The same outputs and gradients as its layers give, in three environments of which one starts a game."""
+@pytest.mark.parametrize(
+    ("dtype", "chunk", "at_most"), [("float32", 32, 1e-5), ("float32", 4, 1e-5), ("bfloat16", 4, 0.03)]
+)
+def test_features_by_hand_are_those_of_the_plain_form(dtype, chunk, at_most):
+    """With their gradients, in two chunks and in a loop over nine. An edit of one form alone fails here."""
+    params = perturbed(first_params("nature"))
+    params = {name: params[name] for name in nature_by_hand.KERNELS}
+    stacks = random_stacks(35)
 
-    def outputs_and_gradients(network):
-        seen = observation(network, random_stacks(6), envs=3)
-        seen = seen._replace(carry=jax.tree.map(lambda x: x + 0.5, seen.carry))
-
+    def features_and_gradients(features):
         def loss(params):
-            outputs = network.apply(params, seen)
-            return (outputs.logits**2).mean() + outputs.value.mean() + outputs.carry[0].mean(), outputs
+            y = features(params)
+            return (y * jnp.linspace(-1, 2, y.size).reshape(y.shape)).mean(), y
 
-        return jax.jit(jax.grad(loss, has_aux=True))(perturbed(first_params("nature_lstm")))
+        return jax.jit(jax.grad(loss, has_aux=True))(params)
 
-    made = [make_network(NetworkConfig("nature_lstm", conv=conv), ACTIONS, "cpu") for conv in ("auto", "plain")]
-    assert (error(*map(outputs_and_gradients, made)) < 1e-5).all()
+    plain = networks.NatureFeatures(jnp.dtype(dtype))
+    expected = features_and_gradients(lambda params: plain.apply({"params": params}, stacks))
+    by_hand = partial(nature_by_hand.features, stacks=stacks, dtype=jnp.dtype(dtype), chunk=chunk)
+    assert (error(features_and_gradients(by_hand), expected) < at_most).all()
+
+
+def test_features_by_hand_of_other_sizes_are_refused():
+    params = first_params("nature")
+    narrow = {**params, "conv3": {"kernel": jnp.ones((3, 3, 64, 32)), "bias": jnp.ones(32)}}
+    with pytest.raises(InterfaceError, match="the branch in NatureFeatures"):
+        nature_by_hand.features(narrow, random_stacks(1), jnp.float32, 32)
 
 
 def test_initialisation():
@@ -255,10 +254,11 @@ def test_the_first_parameters_do_not_depend_on_the_threads_of_blas():
 
 def test_acting_params_change_no_bit_of_the_outputs():
     for dtype in ("float32", "bfloat16"):
-        params, run = perturbed(first_params("nature")), jax.jit(products(32, dtype))
-        prepared = by_hand.for_acting(params, jnp.dtype(dtype))
+        network = make_network(NetworkConfig(compute_dtype=dtype), ACTIONS, "cpu")
+        params, run = perturbed(first_params("nature")), jax.jit(network.apply)
+        prepared = network.for_acting(params)
         assert prepared["dense"]["kernel"].dtype == dtype
-        got, expected = (run(each, random_stacks(3)) for each in (prepared, params))
+        got, expected = (run(each, Observation(random_stacks(3))) for each in (prepared, params))
         jax.tree.map(np.testing.assert_array_equal, got, expected)
 
 
@@ -292,7 +292,7 @@ def test_heads_and_memory_compute_in_float32_on_a_gpu():
 # --- Networks of a user ------------------------------------------------------------------------------------------
 
 
-def test_flax_convolutions_on_a_cpu_are_named():
+def test_what_would_be_faster_on_a_cpu_is_named():
     class Without(nn.Module):
         num_actions: int
         dtype: type = jnp.float32
@@ -304,12 +304,15 @@ def test_flax_convolutions_on_a_cpu_are_named():
 
     register_network("without", Without)
     advice = {
-        (name, device_class): network_advice(NetworkConfig(name, "float32"), ACTIONS, device_class)
+        (name, device_class): speed_hints(make_network(NetworkConfig(name), ACTIONS, device_class))
         for name in ("without", *NETWORKS.names())
         for device_class in ("cpu", "gpu")
     }
-    assert "Conv_0" in advice.pop(("without", "cpu"))
+    (hint,) = advice.pop(("without", "cpu"))
+    assert "Conv_0" in hint
     assert not any(advice.values())
+    (hint,) = speed_hints(make_network(NetworkConfig(), ACTIONS, "amx cpu"))
+    assert "--network.compute-dtype bfloat16" in hint
 
 
 def returning(change, base=NatureActorCritic, **methods):
@@ -341,16 +344,12 @@ def remembering(carry):
 
 REFUSED = {
     "statistics": (layer_of(partial(nn.BatchNorm, use_running_average=False)), "batch_stats"),
-    "random numbers": (layer_of(partial(nn.Dropout, 0.5, deterministic=False)), "flax says"),
     "parameters in bfloat16": (layer_of(partial(nn.Dense, 2, param_dtype=jnp.bfloat16)), "expected float32"),
-    "three outputs": (returning(lambda x: (x.logits, x.value, x.features)), "expected Outputs"),
-    "logits alone": (returning(lambda x: x.logits), "expected Outputs"),
     "no value": (returning(lambda x: x._replace(value=None)), r"value .* expected float32\[5\]"),
     "a column": (returning(lambda x: (x.logits, x.value[:, None])), r"value .*float32\[5, 1\]"),
     "fewer logits": (returning(lambda x: x._replace(logits=x.logits[:, :3])), r"logits .*float32\[5, 3\]"),
     "bfloat16": (returning(lambda x: (x.logits.astype(jnp.bfloat16), x.value)), r"logits .*bfloat16\[5, 6\]"),
     "complex": (returning(lambda x: x._replace(logits=x.logits + 0j)), r"logits .*complex64"),
-    "a mean": (returning(lambda x: x._replace(extra={"mean": x.value.mean()})), r"extra\['mean'\]"),
     "another carry": (returning(lambda x: x._replace(carry=x.carry[0]), NatureLSTM), "carry of network"),
     "a carry and no memory": (returning(lambda x: x._replace(carry=x.value)), "carry of network"),
     "one memory": (remembering(lambda n: jnp.zeros(256)), "initial_carry of network"),
@@ -363,13 +362,13 @@ def test_a_network_that_breaks_a_rule_is_refused(case):
     """Each would train silently on something else, or end in an error of JAX far from its cause."""
     module, message = REFUSED[case]
 
-    def outputs():
-        params = init_params(module, jax.random.key(0))
-        carry = module.initial_carry(5) if hasattr(module, "initial_carry") else ()
-        return apply_module(
-            module, params, Observation(jnp.zeros((5, 84, 84, 4), jnp.uint8), jnp.ones(5, bool), carry)
-        )
+    network = Network(module)
 
+    def outputs():
+        stacks = jnp.zeros((5, 84, 84, 4), jnp.uint8)
+        return network.apply(network.init(jax.random.key(0)), Observation(stacks, jnp.ones(5, bool), carry))
+
+    carry = module.initial_carry(5) if hasattr(module, "initial_carry") else ()
     with pytest.raises(InterfaceError, match=message) as refused:
         jax.eval_shape(outputs)
     assert "\n" not in str(refused.value)
@@ -422,8 +421,8 @@ def test_a_convolution_and_its_gradients_are_those_of_flax(size, stride, shape):
                 return y, pull(g.astype(y.dtype))
 
             expected = outputs_and_gradients(oracle)
-            for cpu in (True, False):
-                with for_cpus(cpu):
+            for cpu in ("cpu", None):
+                with for_cpu(cpu):
                     got = outputs_and_gradients(conv)
                 jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-10), got, expected)
 
@@ -441,12 +440,12 @@ def test_a_jit_within_a_network_knows_the_form():
 
     def gradient(cpu):
         def loss(params):
-            with for_cpus(cpu):
+            with for_cpu(cpu):
                 return (Net().apply(params, x) ** 2).sum()
 
         return jax.jit(jax.grad(loss))
 
-    plain, fast = gradient(False), gradient(True)
+    plain, fast = gradient(None), gradient("cpu")
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), plain(params), fast(params))
     assert "optimization_barrier" not in str(jax.make_jaxpr(plain)(params))
     assert "optimization_barrier" in str(jax.make_jaxpr(fast)(params))
@@ -456,12 +455,12 @@ def test_chunks_change_nothing():
     class Net(nn.Module):
         @nn.compact
         def __call__(self, x):
-            return in_chunks(lambda x: Conv(3, name="conv")(x), self, x)
+            return module_in_chunks(Conv(3, name="conv"), x)
 
     x = np.random.default_rng(3).integers(0, 256, (300, 6, 5, 4), dtype=np.uint8)
     params = Net().init(jax.random.key(0), x[:1])
     for samples in (1, 32, 33, 300):
-        with for_cpus(True):
+        with for_cpu("cpu"):
             got = Net().apply(params, x[:samples])
         np.testing.assert_allclose(got, Net().apply(params, x[:samples]), rtol=1e-5, atol=1e-5)
 
@@ -489,4 +488,4 @@ def test_form_and_arithmetic_suit_the_devices():
     }
     for (dtype, conv, *devices), expected in by_hand_in.items():
         network = make_network(NetworkConfig(compute_dtype=dtype, conv=conv), ACTIONS, *devices)
-        assert (network.dtype.name, network.layout is BLOCKED) == expected
+        assert (network.dtype.name, network.frame_shape == BLOCKED) == expected

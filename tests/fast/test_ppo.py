@@ -13,9 +13,8 @@ from jaxrl_atari.algorithm import ONE_DEVICE, Mean, Minibatch, Rollout, Shard
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.frames import BLOCKED, PLAIN, arrange_stacks
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation, Outputs
+from jaxrl_atari.frames import BLOCKED, PLAIN, as_frames
+from jaxrl_atari.networks import Observation, Outputs, make_network
 from jaxrl_atari.ppo import PPO, Samples, gae, log_prob_of, ppo_loss, ppo_loss_of_outputs
 from jaxrl_atari.rollout import sample_action
 from jaxrl_atari.update import current_options, init_train_state, minibatch_indices, observe, update
@@ -62,12 +61,12 @@ def random_rollout(seed, steps=4, num_envs=4):
     }
 
 
-def shipped(rollout, layout=BLOCKED):
+def shipped(rollout, frame_shape=BLOCKED):
     """The same rollout as the package takes it."""
     float32 = {n: x.astype(np.float32) if x.dtype == np.float64 else x for n, x in rollout.items()}
     return Rollout(
         **{name: jnp.asarray(x) for name, x in float32.items()}
-        | {"frames": layout.arrange(jnp.asarray(rollout["frames"]))}
+        | {"frames": as_frames(jnp.asarray(rollout["frames"]), frame_shape)}
     )
 
 
@@ -97,7 +96,7 @@ def in_float64(params):
 KINK_MARGIN = 1e-6
 
 
-def network(conv="by_hand"):
+def network(conv="auto"):
     return make_network(NetworkConfig(conv=conv), ACTIONS, "cpu")
 
 
@@ -213,7 +212,7 @@ def test_the_reference_gradients_are_the_slopes_of_its_loss():
             np.testing.assert_allclose(slope, expected, rtol=2e-4, err_msg=f"{name} {key}")
 
 
-@pytest.mark.parametrize("conv", ["plain", "by_hand"])
+@pytest.mark.parametrize("conv", ["plain", "auto"])
 def test_gradients_of_all_parameters(conv):
     rng = np.random.default_rng(6)
     params, batch = trained_params(6), minibatch(6, size=16)
@@ -221,12 +220,11 @@ def test_gradients_of_all_parameters(conv):
     parts, expected = reference.minibatch_gradients(in_float64(params), stacks, batch, HYPER)
     assert parts["kink_margin"] > KINK_MARGIN
     made = network(conv)
-    stored = arrange_stacks(made.layout, jnp.asarray(stacks))
 
     @jax.jit
     @jax.grad
     def gradient(params):
-        return shipped_loss(params, made.apply, stored, batch)[0]
+        return shipped_loss(params, made.apply, jnp.asarray(stacks), batch)[0]
 
     gradients = gradient(params)
     for name, layer in expected.items():
@@ -296,9 +294,9 @@ def jitted_update(apply):
 KEY = jax.random.key(3)
 
 
-def run_update(rollout, params, config, conv="by_hand"):
+def run_update(rollout, params, config, conv="auto"):
     """The new state and the metrics of an update of a rollout in NumPy."""
-    arrays = shipped(rollout, network(conv).layout)
+    arrays = shipped(rollout, network(conv).frame_shape)
     return jitted_update(network(conv).apply)(init_train_state(params, config, PPO, KEY), arrays, config, KEY)
 
 
@@ -315,7 +313,7 @@ SWITCHED = {
 @pytest.mark.parametrize(
     ("conv", "seed", "changes"),
     [
-        ("by_hand", 0, {"weight_decay": 0.0}),
+        ("auto", 0, {"weight_decay": 0.0}),
         ("plain", 5, {"weight_decay": 0.1, "max_grad_norm": 20.0, "adam_epsilon": 1e-3} | SWITCHED),
     ],
 )

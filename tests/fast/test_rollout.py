@@ -15,10 +15,8 @@ from small_networks import FeedForward, make
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.frames import arrange_stacks, gather_stacks
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_functions import init_params, make_module
-from jaxrl_atari.network_interface import Observation
+from jaxrl_atari.frames import gather_stacks
+from jaxrl_atari.networks import Observation, make_network
 from jaxrl_atari.rollout import act, begin_rollout, collect
 from jaxrl_atari.runs.progress import EpisodeStatistics, return_ma_window
 
@@ -45,7 +43,7 @@ def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
     The groups are dealt to `devices` devices; the rollouts are those of the first.
     """
     network = make_network(NetworkConfig(), pools[0].num_actions, "cpu")
-    params = init_params(make_module(NetworkConfig(), pools[0].num_actions, jnp.float32), jax.random.key(seed))
+    params = network.init(jax.random.key(seed))
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
     first_env, groups = 0, []
     for pool in pools:
@@ -71,7 +69,7 @@ def played(request):
 def test_the_policy_and_the_update_see_naive_frame_stacks(played):
     pool, rollouts, (network, params), _ = played
     assert sum(step.first.sum() for step in pool.steps[1:]) > 3
-    stacks = [arrange_stacks(network.layout, jnp.asarray(x)) for x in naive_stacks(pool.steps)]
+    stacks = [jnp.asarray(x) for x in naive_stacks(pool.steps)]
     actions, apply = np.array(pool.actions), jax.jit(network.apply)
     for number, rollout in enumerate(rollouts):
         start = number * LENGTH  # step t of the rollout sees what the pool gave as its step start + t
@@ -181,9 +179,7 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_tenth_of_the_budget(
 def test_every_step_and_every_environment_draws_for_itself():
     """Where the policy has no preference and sees always the same, only the keys decide."""
     network = make_network(NetworkConfig(), 4, "cpu")
-    params = jax.tree.map(
-        jnp.zeros_like, init_params(make_module(NetworkConfig(), 4, jnp.float32), jax.random.key(0))
-    )
+    params = jax.tree.map(jnp.zeros_like, network.init(jax.random.key(0)))
     start = group_of(NoisePool(8, seed=0), network).rollout_start
     buffer, frame, first = begin_rollout(start, 8), np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool)
     for _ in range(8):

@@ -13,7 +13,7 @@ from browser import chromium
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.evaluate.policy import Decision
 from jaxrl_atari.evaluate.video import WatchedGame, write_game_page
-from jaxrl_atari.network_interface import Outputs
+from jaxrl_atari.networks import Outputs
 
 STEPS = 60  # decisions: the game has a frame more
 

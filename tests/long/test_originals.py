@@ -36,9 +36,8 @@ from jaxrl_atari import update as update_module
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
 from jaxrl_atari.dialects import DIALECTS
-from jaxrl_atari.frames import BLOCKED, PLAIN
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation
+from jaxrl_atari.frames import BLOCKED, PLAIN, as_frames
+from jaxrl_atari.networks import Observation, make_network
 from jaxrl_atari.ppo import log_prob_of
 from jaxrl_atari.update import clip_epsilon, draw_minibatches, learning_rate, observe
 
@@ -135,7 +134,7 @@ def shared_rollout(name):
     log_prob = log_prob_of(outputs.logits[: len(action)], jnp.asarray(action))
     shape = (rollouts.STEPS, rollouts.NUM_ENVS)
     return Rollout(
-        frames=PLAIN.arrange(jnp.asarray(given["frames"])),
+        frames=as_frames(jnp.asarray(given["frames"]), PLAIN),
         age=jnp.asarray(given["age"]),
         action=jnp.asarray(action.reshape(shape)),
         log_prob=log_prob.reshape(shape),
@@ -360,11 +359,11 @@ def test_the_shipped_network_has_the_originals_first_gradient(name):
     rollout = jax.tree.map(
         lambda x: jnp.asarray(x, jnp.float32) if x.dtype == np.float64 else jnp.asarray(x), rollout
     )
-    rollout = rollout._replace(frames=BLOCKED.arrange(jnp.asarray(games()["frames"])))
+    rollout = rollout._replace(frames=as_frames(jnp.asarray(games()["frames"]), BLOCKED))
     config, _, batch = first_minibatch(name, rollout)
     config = jax.tree.map(np.float32, config)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rollouts.parameters())
-    network = make_network(NetworkConfig(conv="by_hand", compute_dtype="float32"), rollouts.ACTIONS, "cpu")
+    network = make_network(NetworkConfig(), rollouts.ACTIONS, "cpu")
     gradient, _ = jax.grad(ppo.ppo_loss, has_aux=True)(params, network.apply, batch, config)
     apart = difference(jax.device_get(gradient), layers_of(name, "gradient"))
     print(f"{name}: first gradient in float32: {apart:.1e}")

@@ -22,8 +22,7 @@ from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.network_forms import make_network
-from jaxrl_atari.network_interface import Observation
+from jaxrl_atari.networks import Observation, make_network
 
 SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
 """For tests on real GPUs: those that they may take, on a machine that others use too."""

@@ -95,7 +95,7 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed(server, run_dir, tmp_pa
 
 
 IDEA = """
-from jaxrl_atari.network_interface import register_network
+from jaxrl_atari.networks import register_network
 from jaxrl_atari.networks import NatureActorCritic
 register_network("network_of_test_hub", NatureActorCritic)
 """

@@ -15,7 +15,7 @@ from user_commands import run_here
 from jaxrl_atari import ConfigError, register_network, try_update
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig, set_fields
-from jaxrl_atari.network_interface import Observation
+from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, Samples
 from jaxrl_atari.suite.vary import parse_vary
 

@@ -1,6 +1,7 @@
-"""The features of the Nature network as matrix products, written by hand for XLA's CPU backend.
+"""The features of the Nature network as matrix products, written by hand for XLA's CPU backend. Skip it at first.
 
-`__init__.py` says what this is for.
+Without it, `nature` trains at 0.75 of its speed in float32 and at 0.51 in bfloat16 (benchmarks/NOTES.md, "The
+layer and the form by hand"). Delete it once a network of `conv.Conv` trains at least 0.95 times as fast.
 
 `features` computes what `networks.NatureFeatures` computes, from the same parameters:
 
@@ -41,11 +42,11 @@ and the arrays of their gradients, are float32. The rest is computed so:
   the type of the output, and `layer_backward` takes it in float32. `features` casts them back to `dtype`. That
   changes no value, and its own gradient is the rounding of that of out3.
 
-**Blocks and windows.** The frames are stored in blocks of 4x4 pixels (`frames.BLOCKED`), so that the first layer's
+**Blocks and windows.** The frames are stored in blocks of 4x4 pixels (`frames.py`), so that the first layer's
 stride of 4 becomes one of 1; the first layer returns its output in the blocks of the second. `block_kernels` draws
 this. With stride 1, X is made by copies of shifted views of an image, which `windows` draws.
 
-**Rules.** What XLA's CPU backend does badly is at the top of `cpu_convolution.py`: the rules "words", "halves",
+**Rules.** What XLA's CPU backend does badly is at the top of `conv.py`: the rules "words", "halves",
 "stack" and "moved transpose". The code refers to them by these names. Two more are for this file:
 
     remade windows      JAX's own derivative keeps the windows for the backward pass. In a loop over chunks it is
@@ -61,17 +62,15 @@ import functools
 from functools import partial
 from typing import Any, NamedTuple
 
-import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxrl_atari.cpu_convolution import as_words, block_kernel, from_words, once_differentiable
-from jaxrl_atari.frames import BLOCK, BLOCKED, STACK
-from jaxrl_atari.hardware.device_class import DeviceClass
-from jaxrl_atari.layers import UNROLLED, from_chunks, to_chunks
+from jaxrl_atari.cpu.conv import UNROLLED, as_words, block_kernel, from_words, in_chunks, once_differentiable
+from jaxrl_atari.errors import require_interface
+from jaxrl_atari.frames import BLOCK, STACK, to_blocks
 
 KERNELS = {"conv1": (8, 8, STACK, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64), "dense": (3136, 512)}
 """The shapes of the kernels from which this file computes."""
@@ -81,23 +80,27 @@ TORSO_CHANNELS = KERNELS["conv3"][-1]
 
 
 def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Array:
-    """The features of blocked frame stacks.
+    """What `networks.NatureFeatures` computes in its plain form.
 
     Args:
-        params: of a network that begins with `networks.NatureFeatures`, or `for_acting` of them.
-        stacks: uint8 [N, 21, 21, 64]; a channel is (frame, row, column) of a block.
+        params: of that module, or `for_acting` of them.
+        stacks: uint8 [N, 84, 84, 4].
         dtype: type of the arithmetic, float32 or bfloat16.
         chunk: `chunk_size`.
 
     Returns:
         float32 [N, 512].
+
+    Raises:
+        InterfaceError: the kernels have other shapes than `KERNELS`.
     """
-    chex.assert_type(stacks, jnp.uint8)  # pixels, which are divided by 255
-    # Plain stacks, [N, 84, 84, 4], have as many bytes. Without this check they would silently give wrong features.
-    rows, columns, channels = BLOCKED.shape
-    chex.assert_shape(stacks, (None, rows, columns, STACK * channels))
+    shapes = {layer: params[layer]["kernel"].shape for layer in KERNELS}
+    hint = "cpu/nature.py computes layers of these sizes alone; see the branch in NatureFeatures"
+    require_interface(shapes == KERNELS, "kernels of networks.NatureFeatures", shapes, str(KERNELS), hint)
+    loop = len(stacks) > UNROLLED * chunk
+    of_chunk = partial(torso, block_kernels(params), dtype, loop)
     # The cast changes no value, and rounds the gradient to `dtype` ("Types", at the top).
-    out3 = torso_in_chunks(stacks, block_kernels(params), dtype, chunk).astype(dtype)
+    out3 = in_chunks(of_chunk, to_blocks(stacks), chunk).astype(dtype)
     # The product is float32. The bias is rounded to `dtype` all the same, because flax's `nn.Dense` rounds it.
     return nn.relu(dense(out3, params["dense"]["kernel"]) + params["dense"]["bias"].astype(dtype))
 
@@ -110,19 +113,19 @@ def for_acting(params: Any, dtype: Any) -> Any:
     return {**params, "dense": {**params["dense"], "kernel": params["dense"]["kernel"].astype(dtype)}}
 
 
-def chunk_size(device_class: DeviceClass, dtype: Any) -> int:
+def chunk_size(cpu: str, dtype: Any) -> int:
     """The largest number of samples in a chunk, whose activations stay in the CPU's caches.
 
     These sizes were the fastest (benchmarks/NOTES.md, "On Intel" and "On Zen 4"): in bfloat16, AMX (Intel's
     matrix units) needs large products, and other CPUs gain more from their caches.
 
     Args:
-        device_class: class of the CPUs that compute.
+        cpu: class of the CPUs that compute (`hardware/device_class.py`).
         dtype: type of the torso's arithmetic.
     """
     if jnp.dtype(dtype) == jnp.float32:
         return 32
-    return 64 if device_class == "amx cpu" else 16
+    return 64 if cpu == "amx cpu" else 16
 
 
 # --- The torso ---------------------------------------------------------------------------------------------------
@@ -170,34 +173,14 @@ def block_kernels(params: Any) -> Kernels:
     return Kernels(w1, b1, w2, b2, w3, b3)
 
 
-def torso_in_chunks(blocks: jax.Array, kernels: Kernels, dtype: Any, chunk_size: int) -> jax.Array:
-    """The torso in chunks of at most `chunk_size` samples: uint8 [N, 21, 21, 64] -> float32 [N, 3136].
-
-    `layers.in_chunks` is the loop for layers. It scans with flax, because only flax's own scan passes on the
-    parameters of a module. Here parameters are arrays, and the torso has to know whether it is in a loop.
-    """
-    n = len(blocks)
-    count = -(-n // chunk_size)
-    loop = count > UNROLLED
-    if count == 1:
-        return torso(blocks, kernels, dtype, loop)
-    chunks = to_chunks(blocks, count)
-
-    def step(carry: None, chunk: jax.Array) -> tuple[None, jax.Array]:
-        return carry, torso(chunk, kernels, dtype, loop)
-
-    _, out3 = lax.scan(step, None, chunks, unroll=not loop)
-    return from_chunks(out3, n)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def torso(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def torso(kernels: Kernels, dtype: Any, loop: bool, blocks: jax.Array) -> jax.Array:
     """The three convolutions of one chunk: uint8 [N, 21, 21, 64] -> float32 [N, 3136].
 
     Args:
         loop: whether it is computed for one chunk after another in a loop, where rule "kept halves" applies.
     """
-    return torso_forward(blocks, kernels, dtype, loop)[0]
+    return torso_forward(kernels, dtype, loop, blocks)[0]
 
 
 class Saved(NamedTuple):
@@ -211,7 +194,7 @@ class Saved(NamedTuple):
     out3: jax.Array  # [N, 7, 7, 64]
 
 
-def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -> tuple[jax.Array, Saved]:
+def torso_forward(kernels: Kernels, dtype: Any, loop: bool, blocks: jax.Array) -> tuple[jax.Array, Saved]:
     """out3, float32 [N, 3136], and what its gradient needs."""
     out1 = first_layer(blocks, kernels.w1, kernels.b1, dtype)  # [N, 10, 10, 128]
     out2 = layer(out1, kernels.w2, kernels.b2, 2)  # [N, 9, 9, 64]
@@ -221,8 +204,8 @@ def torso_forward(blocks: jax.Array, kernels: Kernels, dtype: Any, loop: bool) -
     return out3.reshape(len(out3), -1).astype(jnp.float32), saved
 
 
-def torso_backward(dtype: Any, loop: bool, saved: Saved, g: jax.Array) -> tuple[Any, Kernels]:
-    """The gradients for the input (there is none) and the kernels, from g for out3, float32 [N, 3136]."""
+def torso_backward(dtype: Any, loop: bool, saved: Saved, g: jax.Array) -> tuple[Kernels, Any]:
+    """The gradients for the kernels and the input (there is none), from g for out3, float32 [N, 3136]."""
     saved, g = once_differentiable((saved, g))
     blocks = saved.blocks
     out1, out2, out3 = map(from_words, (jnp.concatenate(saved.out1), saved.out2, saved.out3))
@@ -232,7 +215,7 @@ def torso_backward(dtype: Any, loop: bool, saved: Saved, g: jax.Array) -> tuple[
     g1, dw2, db2 = layer_backward(out1, saved.w2, out2, g2, 2)  # [N, 10, 10, 128]
     dw1, db1 = first_layer_backward(blocks, out1, g1)
     no_gradient = np.zeros(blocks.shape, jax.dtypes.float0)  # JAX's type for the gradient of an integer input
-    return no_gradient, Kernels(dw1, db1, dw2, db2, dw3, db3)
+    return Kernels(dw1, db1, dw2, db2, dw3, db3), no_gradient
 
 
 torso.defvjp(torso_forward, torso_backward)

@@ -1,4 +1,7 @@
-"""A convolution with gradients that are fast on a CPU. `layers.Conv` uses it under `for_cpus(True)`.
+"""`Conv`: flax's `nn.Conv` of images, with gradients that are fast on a CPU. `in_chunks`: a torso in chunks.
+
+`for_cpu`, which `networks.Network` sets while a network is applied, says whether they compute for a CPU. If not,
+as on a GPU, a `Conv` is a plain convolution, and nothing is cut.
 
 XLA's CPU backend compiles the gradients of a convolution inside `lax.scan`, where an update computes them, to
 naive loops (https://github.com/jax-ml/jax/issues/12868). With them, two gradient steps of `impala` took about 20
@@ -14,7 +17,7 @@ times as long (benchmarks/NOTES.md, "The layer and the form by hand"). A forward
   of each row of a window, *side by side*.
 
 What XLA's CPU backend does badly, and what is done instead. The code refers to these rules by their names, and so
-does `fast/by_hand.py`:
+does `nature.py`:
 
     words               Copies of bfloat16 go by way of float32; copies of integers do not, and four uint8 are
                         fastest as one uint32. So data that is only moved is viewed as integers (`as_words`).
@@ -30,9 +33,11 @@ does `fast/by_hand.py`:
                         XLA from simplifying this back: it stays until the algebraic simplification is over.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +50,78 @@ DIMENSION_NUMBERS = ("NHWC", "HWIO", "NHWC")
 
 Pads = tuple[tuple[int, int], tuple[int, int]]
 """Zeros around an image: (above, below), (left, right)."""
+
+CHUNK = 32
+"""Samples of a chunk: activations of a chunk stay in a CPU's caches. In float32, 16 and 64 were no faster."""
+
+UNROLLED = 8
+"""Up to this many chunks are compiled without a loop: XLA runs them in parallel."""
+
+for_cpu = jax.make_user_context(None)
+"""The class of the CPUs that a network is computed for, as in `with for_cpu("amx cpu"):`, or None.
+
+It changes outputs and gradients by rounding alone. It is part of the key of JAX's caches, so a function that was
+compiled with one value is compiled anew for another.
+"""
+
+
+# --- For networks ------------------------------------------------------------------------------------------------
+
+
+class Conv(nn.Module):
+    """The part of `nn.Conv` that networks of images need: equal strides, no dilation, no groups, always a bias.
+
+    Its parameters are those of `nn.Conv`, in float32. A torso of such layers is fastest on a CPU in chunks
+    (`module_in_chunks`).
+    """
+
+    features: int
+    kernel_size: tuple[int, int] = (3, 3)
+    strides: int = 1
+    padding: str = "SAME"
+    kernel_init: Callable = nn.initializers.lecun_normal()
+    dtype: Any = jnp.float32
+    """Type of the arithmetic; the bias is added in float32."""
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """[N, H, W, C], uint8 pixels, which are divided by 255, or floats -> float32 [N, h, w, features]."""
+        is_pixels = x.dtype == jnp.uint8
+        if not is_pixels and not jnp.issubdtype(x.dtype, jnp.floating):  # `as_words` would misread it
+            raise TypeError(f"Conv {self.name}: expected an input of uint8 (pixels) or floats, got {x.dtype}")
+        shape = (*self.kernel_size, x.shape[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        strides = (self.strides, self.strides)
+        above_below, left_right = lax.padtype_to_pads(x.shape[1:3], self.kernel_size, strides, self.padding)
+        pads = (above_below, left_right)
+        if for_cpu.value:
+            scaled = kernel / 255 if is_pixels else kernel
+            y: jax.Array = cpu_convolution(x, scaled, self.strides, pads, jnp.dtype(self.dtype))
+            return y + bias
+        x = x.astype(self.dtype) / 255 if is_pixels else x.astype(self.dtype)
+        kernel = kernel.astype(self.dtype)
+        return lax.conv_general_dilated(x, kernel, strides, pads, dimension_numbers=DIMENSION_NUMBERS) + bias
+
+
+def module_in_chunks(module: nn.Module, x: jax.Array) -> jax.Array:
+    """`module(x)`, a module of each sample alone; on a CPU, in chunks of at most `CHUNK` samples."""
+    if not for_cpu.value or module.is_initializing():
+        return module(x)
+    unbound, variables = module.unbind()
+    of_chunk: Any = partial(unbound.apply, variables)  # a function of arrays, which JAX's own loop can take
+    return in_chunks(of_chunk, x, CHUNK)
+
+
+def in_chunks(function: Callable[[jax.Array], jax.Array], x: jax.Array, chunk: int) -> jax.Array:
+    """`function(x)`, a function of each sample alone, for at most `chunk` samples at a time."""
+    count = -(-len(x) // chunk)
+    if count == 1:
+        return function(x)
+    filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))  # zeros fill the last chunk
+    chunks = filled.reshape(count, -1, *x.shape[1:])
+    _, y = lax.scan(lambda _, each: (None, function(each)), None, chunks, unroll=count <= UNROLLED)
+    return y.reshape(-1, *y.shape[2:])[: len(x)]
 
 
 # --- The convolution and its gradients ---------------------------------------------------------------------------
