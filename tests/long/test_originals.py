@@ -8,7 +8,7 @@ installs:
     pip install torch==2.13.0
     pip install --no-deps stable-baselines3==2.9.2 cloudpickle
     pip install --no-deps --ignore-requires-python cleanrl==1.2.0
-    pytest -m originals --dist loadgroup -rP tests/long/test_originals.py
+    pytest --dist loadgroup -rP tests/long/test_originals.py
 
 `-rP` shows the differences that docs/dialects.md has.
 """
@@ -43,7 +43,6 @@ from jaxrl_atari.update import clip_epsilon, draw_minibatches, learning_rate, ob
 
 MISSING = [name for name in ("torch", "stable_baselines3", "cleanrl") if importlib.util.find_spec(name) is None]
 pytestmark = [
-    pytest.mark.originals,
     pytest.mark.timeout(1600),
     pytest.mark.skipif(
         bool(MISSING), reason=f"not installed: {', '.join(MISSING)}; see the first lines of the file"
