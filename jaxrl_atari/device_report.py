@@ -9,8 +9,7 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 
 import dataclasses
 import importlib.metadata
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -19,13 +18,20 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption, changed_fields
-from jaxrl_atari.devices import learner_devices
 from jaxrl_atari.errors import ConfigError, UserError, reason
-from jaxrl_atari.hardware.choice import DeviceChoice, choose_devices
-from jaxrl_atari.hardware.gpu_interface import VisibleGpus
-from jaxrl_atari.hardware.gpus import gpu_provider, limit_to_cpu, visible_gpus
+from jaxrl_atari.hardware.choice import DeviceChoice, choose_among, choose_devices
+from jaxrl_atari.hardware.gpus import (
+    Gpu,
+    VisibleGpus,
+    driver_version,
+    gpu_packages,
+    is_full,
+    limit_to_cpu,
+    limit_to_gpus,
+    own_gpus,
+    visible_gpus,
+)
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
-from jaxrl_atari.hardware.start import StartedGpus, settle_devices, start_gpus
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.update_memory import memory_report
 
@@ -44,123 +50,85 @@ class DeviceProblems(UserError):
     exit_status = 1
 
 
-class FoundGpus(NamedTuple):
-    """The visible GPUs, for the report."""
-
-    visible: VisibleGpus  # without a GPU if there is an `error`
-    error: ConfigError | None = None  # what is wrong with CUDA's variables
-
-    def for_session(self) -> VisibleGpus:
-        """What a session finds that looks for GPUs. Raises the error, as `visible_gpus` does."""
-        if self.error is not None:
-            raise self.error
-        return self.visible
-
-
-class TriedGpus(NamedTuple):
-    """How JAX has started for the report: on all visible GPUs with free memory. A session starts it on fewer."""
-
-    started: StartedGpus = StartedGpus()
-    problems: Sequence[str] = ()  # what is wrong with the other visible GPUs
-    full: Collection[int] = ()  # those that lack memory
-    doubtful: Collection[int] = ()  # at least one of these lacks memory; JAX does not say which
-
-    def of_session(self, used: Collection[int]) -> StartedGpus:
-        """How JAX starts in a session that uses these GPUs alone."""
-        by_index = {index: gpu for index, gpu in self.started.by_index.items() if index in used}
-        full = tuple(index for index in used if index in self.full)
-        why_none = f"JAX cannot start on GPU {', '.join(map(str, used))}"
-        return StartedGpus(tuple(by_index.values()), by_index, full, why_none)
-
-
 def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
     """Prints the report.
 
     Args:
         config: its `devices` are those whose memory is reported.
-        with_memory: also report the memory that training with the config needs, if its devices work.
+        with_memory: also report the memory that training with the config needs.
 
     Returns:
         The error with which the command ends: what keeps this machine from training with the config, or
-        `DeviceProblems`. None: all devices work, or GPUs stay unused because JAX's plugin is missing.
+        `DeviceProblems`. None: all devices work, or this machine has none but the CPU.
     """
-    chosen, error = None, None
+    error, chosen = None, None
     try:
         chosen = choose_devices(config.devices)
     except UserError as caught:  # the report may tell why
         error = caught
-    found = _find_gpus()
-    visible = found.visible
+    wrong_variable = None
+    try:
+        visible = visible_gpus()
+    except ConfigError as caught:
+        wrong_variable = f"an error: {caught}"
+        visible = VisibleGpus((), str(caught), (str(caught),))
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
-    tried = _try_gpus(visible, config.devices.memory_fraction)
-    broken = _try_devices([*tried.started.by_index.values(), jax.devices("cpu")[0]])
-
-    failures = [*visible.failures, *tried.problems, *broken]
-    problems = failures
-    if visible.lacks_plugin:
-        problems = [*failures, visible.why_none]  # GPUs stay unused, which is no failure
-    elif not visible.gpus and visible.why_none not in failures:
+    apply_memory_fraction(config.devices)
+    started, unusable = _start_gpus(visible.gpus)
+    problems = [*visible.failures, *dict.fromkeys(unusable.values())]
+    if not visible.gpus and visible.why_none not in problems:
         say(f"no GPU: {visible.why_none}")
-
-    for option in ("auto", True, False, *range(len(visible.in_one_process))):
-        say(f"devices.gpu = {str(option).lower():5} -> {_session_device(option, found, tried)}")
-    if with_memory and chosen is not None and not broken:
+    problems += _try_devices([*started.values(), jax.devices("cpu")[0]])
+    for option in ("auto", True, False, *range(len(visible.gpus))):
+        picked = wrong_variable if option is not False else None
+        picked = picked or _session_device(option, visible, started, unusable)
+        say(f"devices.gpu = {str(option).lower():5} -> {picked}")
+    if with_memory and chosen is not None and unusable.keys().isdisjoint(chosen.learner):
         try:
-            say(_memory_text(config, chosen, tried.started))
+            say(_memory_text(config, chosen, started))
         except UserError as caught:
             error = caught
-
     for problem in problems:
         say(f"problem: {problem}")
-    if not problems and error is None:
-        say("no problem found")
-    if failures and error is None:
+    if error is None and problems:
         error = DeviceProblems(f"{counted(len(problems), 'problem')} found, listed above")
+    if error is None:
+        say("no problem found")
     return error
-
-
-def _find_gpus() -> FoundGpus:
-    """The visible GPUs, or what is wrong with CUDA's variables."""
-    try:
-        return FoundGpus(visible_gpus())
-    except ConfigError as error:
-        return FoundGpus(VisibleGpus((), str(error), failures=(str(error),)), error)
-
-
-def _try_gpus(visible: VisibleGpus, memory_fraction: float | None) -> TriedGpus:
-    """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all."""
-    all_indices = range(len(visible.in_one_process))
-    full = [index for index in all_indices if gpu_provider().is_full(visible.gpus[index])]
-    free = tuple(index for index in all_indices if index not in full)
-    problems = [f"GPU {index}: other processes hold its memory" for index in full]
-    if not free:
-        limit_to_cpu("; ".join(problems) or visible.why_none)  # JAX can still start on the CPU
-        return TriedGpus(StartedGpus(), problems, full)
-    apply_memory_fraction(DevicesConfig(memory_fraction=memory_fraction))
-    gpu_provider().limit(free)
-    started = start_gpus(visible.gpus, free)
-    if started.full:  # there is memory on each, and not enough on one
-        limit_to_cpu(started.why_none)
-        if len(free) == 1:
-            return TriedGpus(started, [*problems, started.why_none], [*full, *free])
-        hint = "for a report on one GPU alone, set CUDA_VISIBLE_DEVICES to its index"
-        return TriedGpus(started, [*problems, f"{started.why_none}; {hint}"], full, doubtful=free)
-    if started.gpus:
-        problems += [f"JAX has started without GPU {index}" for index in free if index not in started.by_index]
-    else:
-        problems.append(started.why_none)
-    return TriedGpus(started, problems, full)
 
 
 def _print_versions() -> None:
     """Prints the versions of the NVIDIA driver, of JAX, and of the packages with which it computes on GPUs."""
-    driver = gpu_provider().driver_version()
+    driver = driver_version()
     if driver is not None:
         say(f"NVIDIA driver {driver}")
     versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    for name, version in (versions | gpu_provider().packages()).items():
+    for name, version in (versions | gpu_packages()).items():
         say(f"{name} {version}")
+
+
+def _start_gpus(gpus: Sequence[Gpu]) -> tuple[Mapping[int, jax.Device], Mapping[int, str]]:
+    """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all.
+
+    Returns:
+        JAX's devices by the indices of the GPUs, and why each of the others cannot be used.
+    """
+    unusable = {
+        index: f"GPU {index}: other processes hold its memory" for index, gpu in enumerate(gpus) if is_full(gpu)
+    }
+    free = [index for index in range(len(gpus)) if index not in unusable]
+    if not free:
+        limit_to_cpu()
+        return {}, unusable
+    limit_to_gpus(free)
+    try:
+        started = own_gpus()
+    except RuntimeError as error:
+        limit_to_cpu()
+        return {}, unusable | dict.fromkeys(free, f"JAX cannot start on a GPU: {reason(error)}")
+    absent = {index: f"JAX has started without GPU {index}" for index in free if index not in started}
+    return started, unusable | absent
 
 
 def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
@@ -178,50 +146,6 @@ def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
     return problems
 
 
-def _session_device(option: GpuOption, found: FoundGpus, tried: TriedGpus) -> str:
-    """The device on which a session with this `devices.gpu` would learn, `unknown`, or the error."""
-    options = DevicesConfig(gpu=option)
-    try:
-        chosen = choose_devices(options, found.for_session)
-    except UserError:
-        return f"an error: {found.visible.why_none}"
-    if any(index in tried.doubtful for index in chosen.used):
-        return "unknown"
-    started = tried.of_session(chosen.used)
-    try:
-        settled = settle_devices(options, chosen, started)
-    except UserError:
-        return f"an error: {started.why_none}"
-    return str(learner_devices(options, settled, started)[0])
-
-
-def _memory_text(config: Config, chosen: DeviceChoice, started: StartedGpus) -> str:
-    """The memory that training with a config needs on each device that learns.
-
-    The other processes of `devices.distributed` are taken to have as many devices as this one.
-
-    Args:
-        chosen: the devices that the config asks for.
-
-    Raises:
-        ConfigError: training cannot be split over so many devices.
-    """
-    if not started.by_index.keys() >= set(chosen.learner):
-        return "memory of a learner device: unknown, because JAX has not started on it"
-    options = config.devices
-    here = dataclasses.replace(options, distributed=False, data_parallel="all") if options.distributed else options
-    local = learner_devices(here, chosen, started)
-    num_learners = len(local)
-    if options.distributed and options.data_parallel != "all":
-        num_learners = options.data_parallel
-    elif options.distributed:
-        if options.num_processes is None:
-            return "memory of a learner device: unknown without devices.num_processes"
-        num_learners *= options.num_processes
-    config.check_split(num_learners)
-    return memory_report(config, local[0], num_learners)
-
-
 def _multiply(device: jax.Device) -> str:
     """Compares a product of matrices on a device with NumPy's.
 
@@ -234,6 +158,41 @@ def _multiply(device: jax.Device) -> str:
         return "right" if np.array_equal(placed @ placed, matrix @ matrix) else "wrong"
     except Exception as error:  # a broken driver or library may raise anything
         return f"failed: {reason(error)[:300]}"
+
+
+def _session_device(
+    option: GpuOption, visible: VisibleGpus, started: Mapping[int, jax.Device], unusable: Mapping[int, str]
+) -> str:
+    """The device on which a session with this `devices.gpu` would learn, or the error."""
+    cpu = str(jax.devices("cpu")[0])
+    try:
+        learner = choose_among(DevicesConfig(gpu=option), visible).learner
+    except UserError:
+        return f"an error: {visible.why_none}"
+    if not learner:
+        return cpu
+    (index,) = learner
+    if index in started:
+        return str(started[index])
+    if option == "auto" and not is_full(visible.gpus[index]):
+        return cpu
+    return f"an error: {unusable[index]}"
+
+
+def _memory_text(config: Config, chosen: DeviceChoice, started: Mapping[int, jax.Device]) -> str:
+    """The memory that training with a config needs on each device that learns.
+
+    The other processes of `devices.distributed` are taken to have as many devices as this one.
+
+    Raises:
+        ConfigError: training cannot be split over so many devices.
+    """
+    local = [started[index] for index in chosen.learner] or jax.devices("cpu")
+    num_learners = config.devices.data_parallel
+    if num_learners == "all":
+        num_learners = len(local) * (config.devices.num_processes or 1)
+    config.check_split(num_learners)
+    return memory_report(config, local[0], num_learners)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

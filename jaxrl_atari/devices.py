@@ -1,33 +1,23 @@
 """Where a session runs: `place` turns the options `devices` into the devices that learn, act and evaluate.
 
-The verbs mean the same here and in `choice.py`, `start.py` and `gpus.py` of `hardware`:
-
-| verb | meaning |
-|---|---|
-| choose | find what the options ask for: indices of visible GPUs, or the CPU |
-| divide | share out the visible GPUs among the sessions of a trial, suite or sweep |
-| limit | let JAX start on the chosen GPUs only, or on none |
-| start | start JAX on the GPUs to which it is limited |
-| settle | keep to the choice if JAX has started on it, fall back to the CPU, or raise an error |
-| place | choose, limit, start and settle: the result is devices of JAX |
-| pick | place, for a single `gpu` option: the result is one device of JAX |
-
+`hardware/choice.py` chooses GPUs or the CPU, and `hardware/start.py` limits JAX to them and starts it.
 `check_placement` asserts where arrays lie, for `devices.check`. `data_parallel.py` runs the update on the devices
 that learn. The command `python -m jaxrl_atari.devices` starts at the end of this file, and `device_report.py` has
 what it prints.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
 
 from jaxrl_atari.config import DevicesConfig, GpuOption, check_fields
 from jaxrl_atari.errors import ConfigError, require
-from jaxrl_atari.hardware.choice import DeviceChoice, first_devices
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.choice import first_devices
 from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.distributed import gather_items
-from jaxrl_atari.hardware.start import StartedGpus, limit_jax, settle_devices, start_gpus
+from jaxrl_atari.hardware.start import limit_jax, start_jax
 
 
 class Placement(NamedTuple):
@@ -63,21 +53,20 @@ def place(options: DevicesConfig) -> Placement:
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
     check_fields(options, "devices.")
-    chosen = limit_jax(options)
-    started = start_gpus(chosen.gpus, chosen.used)
-    settled = settle_devices(options, chosen, started)
-    learner = learner_devices(options, settled, started)
+    chosen, by_index = start_jax(options, limit_jax(options))
+    if chosen.learner and not options.distributed:
+        learner = tuple(by_index[index] for index in chosen.learner)
+    else:
+        learner = first_devices(
+            options, gpus.jax_gpus() if chosen.learner else jax.devices("cpu"), "JAX's devices"
+        )
     if options.distributed:
         _require_one_class(learner)
     _require_device_in_each_process(options, learner)
     local = of_this_process(learner)
-    actors = local
-    if settled.actor != "learner":
-        actors = (local_device(settled.actor, started),) * len(local)
-    evaluator = local[0]
-    if settled.evaluator != "learner":
-        evaluator = local_device(settled.evaluator, started)
-    return Placement(learner, actors, evaluator, settled.why_learner)
+    actors = local if chosen.actor == "learner" else (_local_device(chosen.actor, by_index),) * len(local)
+    evaluator = local[0] if chosen.evaluator == "learner" else _local_device(chosen.evaluator, by_index)
+    return Placement(learner, actors, evaluator, chosen.why_learner)
 
 
 def _require_one_class(learner: Sequence[jax.Device]) -> None:
@@ -100,29 +89,14 @@ def _require_device_in_each_process(options: DevicesConfig, learner: Sequence[ja
     require(enough, "devices.data_parallel", options.data_parallel, expected)
 
 
-def learner_devices(options: DevicesConfig, settled: DeviceChoice, started: StartedGpus) -> tuple[jax.Device, ...]:
-    """The devices that learn, of all processes.
-
-    Args:
-        settled: what `settle_devices` has returned.
-
-    Raises:
-        ConfigError: JAX has fewer devices than `devices.data_parallel` asks for.
-    """
-    if settled.learner and not options.distributed:
-        return tuple(started.by_index[index] for index in settled.learner)
-    available = started.gpus if settled.learner else jax.devices("cpu")
-    return first_devices(options, available, "JAX's devices")
-
-
 def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
     """The devices of this process, out of those of all processes."""
     return tuple(device for device in devices if device.process_index == jax.process_index())
 
 
-def local_device(where: int | Literal["cpu"], started: StartedGpus) -> jax.Device:
-    """The device of this process that has this index among the visible GPUs, or its CPU."""
-    return jax.local_devices(backend="cpu")[0] if where == "cpu" else started.by_index[where]
+def _local_device(where: int | Literal["cpu"], by_index: Mapping[int, jax.Device]) -> jax.Device:
+    """The GPU of this process that has this index among the visible ones, or its CPU."""
+    return jax.local_devices(backend="cpu")[0] if where == "cpu" else by_index[where]
 
 
 def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:

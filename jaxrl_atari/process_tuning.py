@@ -15,7 +15,7 @@ import jax
 from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE, process_threads
 from jaxrl_atari.errors import os_reason
 from jaxrl_atari.hardware import cpu
-from jaxrl_atari.hardware.jax_settings import jax_config, jax_options
+from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.output import counted
 
 MALLOC = {
@@ -112,11 +112,11 @@ def _keep_compiled_programs() -> str:
         except OSError as error:
             problem = os_reason(error)
         if problem:
-            jax_options.set_for_process("jax_enable_compilation_cache", False)
+            jax_config.update("jax_enable_compilation_cache", False)
             return f"compiled programs are not kept: {folder} cannot be written to ({problem})"
-    jax_options.set_for_process("jax_compilation_cache_dir", folder)
+    jax_config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
-        jax_options.set_for_process("jax_persistent_cache_min_compile_time_secs", 0)
+        jax_config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return f"compiled programs are kept in {folder}"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from jaxrl_atari.config import DevicesConfig, PPOConfig, changed_fields
 from jaxrl_atari.devices import Placement
 from jaxrl_atari.hardware.cpu import xla_threads
-from jaxrl_atari.hardware.gpus import gpu_provider
+from jaxrl_atari.hardware.gpus import gpu_packages
 from jaxrl_atari.runs.description import software_and_machine
 
 
@@ -29,7 +29,7 @@ def find_provenance(
         "coefficients": options.coefficients,  # a default may change with the algorithm's file
         "learns_on": [device.device_kind for device in placement.learner],
         "acts_on": [device.device_kind for device in placement.actors],
-        "gpu_software": {"driver": today["hardware"]["driver"], **gpu_provider().packages()} if on_gpu else {},
+        "gpu_software": {"driver": today["hardware"]["driver"], **gpu_packages()} if on_gpu else {},
         "cpu": today["hardware"]["cpu"],
         "instruction_sets": today["hardware"]["instruction_sets"],
         "threads": xla_threads(),

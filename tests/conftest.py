@@ -19,21 +19,11 @@ from small_training import KINDS
 from user_commands import user_environment
 
 from jaxrl_atari import run_training
-from jaxrl_atari.hardware import jax_settings
 from jaxrl_atari.hardware.cpu import xla_threads
 
 SECONDS_KEPT = 7 * 24 * 3600
 
 jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processes that tests start would inherit
-
-
-@pytest.fixture(autouse=True)
-def no_session_before():
-    """A session puts back the settings that an earlier one has changed. Here that would be an earlier test, whose
-    settings have ended with it."""
-    yield
-    for changed in (jax_settings.environment_variables, jax_settings.jax_options):
-        changed._changed.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -73,14 +63,10 @@ def environment(tmp_path_factory):
 @pytest.fixture
 def simulate():
     """A function that gives this process so many simulated GPUs, until the end of the test."""
-    from simulated_gpus import SimulatedGpus
+    from simulated_gpus import simulated_machine
 
-    from jaxrl_atari.hardware.gpus import use_provider
-
-    before = []
-    yield lambda count: before.append(use_provider(SimulatedGpus(count)))
-    if before:
-        use_provider(before[0])
+    with contextlib.ExitStack() as exits:
+        yield lambda count: exits.enter_context(simulated_machine(count))
 
 
 def wants_gpu(config):

@@ -9,6 +9,8 @@ imports this file (`--import tests/simulated_gpus.py`, or the variables of `simu
 | SIMULATED_ERROR | the error with which JAX fails to start on them |
 | SIMULATED_ABSENT | those without which JAX starts, such as `0,2` |
 | SIMULATED_FULL | those whose memory other processes hold |
+| SIMULATED_LOST | those of which NVML knows the memory alone |
+| SIMULATED_NVML_ERROR | the error of NVML itself |
 | SIMULATED_RECORD | a file that gets the settings in force at each start of JAX on them |
 """
 
@@ -17,80 +19,118 @@ import json
 import os
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 
-from jaxrl_atari.hardware.gpu_interface import Gpu, GpuReading, obey_cuda_visible_devices
-from jaxrl_atari.hardware.gpus import use_provider
-from jaxrl_atari.hardware.jax_settings import has_started, jax_config
+from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware.jax_settings import has_started
 from jaxrl_atari.imports import IMPORTS_VARIABLE
 
 SETTINGS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_FLAGS")
 
 
-def listed(variable):
-    return os.environ.get(variable, "").split(",")
+def is_listed(index, variable):
+    return str(index) in os.environ.get(variable, "").split(",")
 
 
-def read(index):
-    """What GPU `index` does now. Tests replace it."""
-    return GpuReading(10.0 * index, float(index), 100.0 * index, 30.0 + index)
+def busy(index):
+    """How busy GPU `index` is. Tests replace it."""
+    return 10 * index
 
 
-class SimulatedGpus:
-    """A `GpuProvider` with so many GPUs; CUDA_VISIBLE_DEVICES counts."""
+class SimulatedNvml:
+    """NVML on a machine with so many GPUs. The handle of a GPU is its index."""
+
+    NVML_ERROR_NO_PERMISSION, NVML_ERROR_NOT_FOUND, NVML_TEMPERATURE_GPU = 4, 6, 0
+    NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND = 9, 12
+
+    class NVMLError(Exception):
+        @property
+        def value(self):
+            return self.args[0]
 
     def __init__(self, count):
-        self._gpus = [Gpu(f"GPU-{index}", "simulated GPU", 24 << 30) for index in range(count)]
-        self._limit = "all"
+        self._count = count
 
-    def visible_gpus(self):
-        return obey_cuda_visible_devices(self._gpus)
+    def nvmlInit(self):
+        if "SIMULATED_NVML_ERROR" in os.environ:
+            raise self.NVMLError(int(os.environ["SIMULATED_NVML_ERROR"]))
 
-    def forbid(self, why):
-        """Nothing: in one process, a test without GPUs may come before one with some."""
+    def nvmlSystemGetDriverVersion(self):
+        return "580.1"
 
-    def limit(self, used):
-        in_jax = jax_config.read("jax_cuda_visible_devices")
-        self._limit = ",".join(map(str, used)) if len(used) < len(self.visible_gpus().gpus) else in_jax
-        with contextlib.suppress(RuntimeError):  # JAX has started already and keeps its devices
-            jax_config.update("jax_num_cpu_devices", len(self.visible_gpus().gpus) + 1)
+    def nvmlDeviceGetCount(self):
+        return self._count
 
-    def start(self):
-        if "SIMULATED_RECORD" in os.environ:
-            settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
-            settings |= {"gpus": self._limit, "in time": not has_started()}
-            with open(os.environ["SIMULATED_RECORD"], "a") as file:
-                file.write(json.dumps(settings) + "\n")
-        if "SIMULATED_ERROR" in os.environ:
-            raise RuntimeError(os.environ["SIMULATED_ERROR"])
-        processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
-        count = len(self.visible_gpus().gpus)
-        return [
-            device
-            for _, devices in processes
-            for device in list(devices)[1 : count + 1]
-            if device.process_index != jax.process_index()
-            or str(self.index(device)) not in listed("SIMULATED_ABSENT")
-        ]
+    def nvmlDeviceGetHandleByIndex(self, index):
+        return index
 
-    def started_gpus(self):
-        return self.start() if has_started() and "SIMULATED_ERROR" not in os.environ else []
+    def nvmlDeviceGetHandleByUUID(self, uuid):
+        if uuid not in map(self.nvmlDeviceGetUUID, range(self._count)):
+            raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
+        return int(uuid.removeprefix("GPU-"))
 
-    def is_full(self, gpu):
-        return gpu.uuid.removeprefix("GPU-") in listed("SIMULATED_FULL")
+    def nvmlDeviceGetUUID(self, handle):
+        return f"GPU-{handle}"
 
-    def read(self, gpu):
-        return read(int(gpu.uuid.removeprefix("GPU-")))
+    def nvmlDeviceGetName(self, handle):
+        return "simulated GPU"
 
-    def driver_version(self):
-        return None
+    def nvmlDeviceGetMemoryInfo(self, handle):
+        free = 0 if is_listed(handle, "SIMULATED_FULL") else (24 - handle) << 30
+        return SimpleNamespace(total=24 << 30, used=handle << 30, free=free)
 
-    def packages(self):
-        return {}
+    def nvmlDeviceGetUtilizationRates(self, handle):
+        return SimpleNamespace(gpu=busy(self._found(handle)))
 
-    def index(self, device):
-        return device.local_hardware_id - 1
+    def nvmlDeviceGetPowerUsage(self, handle):
+        return 100_000 * self._found(handle)
+
+    def nvmlDeviceGetTemperature(self, handle, sensor):
+        return 30 + self._found(handle)
+
+    def _found(self, handle):
+        if is_listed(handle, "SIMULATED_LOST"):
+            raise self.NVMLError(self.NVML_ERROR_NOT_FOUND)
+        return handle
+
+
+def gpu_index(device):
+    return device.local_hardware_id - 1
+
+
+def jax_gpus():
+    """The CPU devices that stand in for the visible GPUs, of all processes."""
+    count = len(gpus.visible_gpus().gpus)
+    if "SIMULATED_RECORD" in os.environ and not has_started():
+        settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
+        settings["gpus"] = jax.config.read("jax_cuda_visible_devices")
+        with open(os.environ["SIMULATED_RECORD"], "a") as file:
+            file.write(json.dumps(settings) + "\n")
+    if "SIMULATED_ERROR" in os.environ:
+        raise RuntimeError(os.environ["SIMULATED_ERROR"])
+    here = jax.process_index()
+    processes = groupby(jax.devices("cpu"), key=lambda device: device.process_index)
+    return [
+        device
+        for process, devices in processes
+        for device in list(devices)[1 : count + 1]
+        if process != here or not is_listed(gpu_index(device), "SIMULATED_ABSENT")
+    ]
+
+
+@contextlib.contextmanager
+def simulated_machine(count):
+    """Gives this process so many simulated GPUs."""
+    replaced = {"nvml": SimulatedNvml(count), "jax_gpus": jax_gpus, "gpu_index": gpu_index,
+                "has_cuda_plugin": lambda: True}  # fmt: skip
+    before = {name: getattr(gpus, name) for name in replaced}
+    for name, value in replaced.items():
+        setattr(gpus, name, value)
+    yield
+    for name, value in before.items():
+        setattr(gpus, name, value)
 
 
 def simulated(count, **variables):
@@ -105,4 +145,5 @@ def starts(path):
 
 
 if "SIMULATED_GPUS" in os.environ:
-    use_provider(SimulatedGpus(int(os.environ["SIMULATED_GPUS"])))
+    simulated_machine(int(os.environ["SIMULATED_GPUS"])).__enter__()
+    jax.config.update("jax_num_cpu_devices", int(os.environ["SIMULATED_GPUS"]) + 1)

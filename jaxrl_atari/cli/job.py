@@ -38,7 +38,7 @@ def described_in(run_dir: Path) -> str:
 def start_job(
     words: Sequence[str], name: str, variables: Mapping[str, str], **streams: Any
 ) -> subprocess.Popen[str]:
-    """Starts a job with the environment of the user.
+    """Starts a job with the environment of this process.
 
     Args:
         words: its command line, after `python -m`.
@@ -46,8 +46,6 @@ def start_job(
         variables: further environment variables.
         streams: `stdout` and `stderr` of `subprocess.Popen`.
     """
-    from jaxrl_atari.hardware.jax_settings import user_environment  # here, because it imports JAX
-
     own = {NAME_VARIABLE: name, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
     # The job is in the process group of this process, so that Ctrl-Z and `fg` reach it. Ctrl-C does too: the job
     # inherits this block, and lifts it in `begin_job`, once it ignores SIGINT.
@@ -55,7 +53,7 @@ def start_job(
     try:
         return subprocess.Popen(
             [sys.executable, "-m", *words],
-            env={**user_environment(), **variables, **own},
+            env={**os.environ, **variables, **own},
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",

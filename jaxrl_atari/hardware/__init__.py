@@ -4,15 +4,13 @@
 |---|---|
 | cpu | cores, instruction sets, and the CPU quota of a container |
 | device_class | classes of devices, which decide the form and the arithmetic of a network |
-| gpus | the GPUs that a process may use, found without starting JAX |
-| gpu_interface | what a GPU is, and the interface to all that this package asks of GPUs |
-| nvidia | this interface for NVIDIA's GPUs: NVML, MIG, JAX's plugin for CUDA |
-| choice | the GPUs that a config asks for, and how sessions divide them |
+| gpus | the GPUs that a process may use, found without starting JAX; what NVML knows of them |
+| choice | the devices that a config asks for, and how sessions divide the GPUs |
 | start | how JAX is limited to the chosen devices and started, and what then becomes of the choice |
 | memory | the share of a GPU's memory that JAX reserves |
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
-| jax_settings | settings of JAX and XLA: what changes numbers, what sessions change; whether JAX has started |
+| jax_settings | settings of JAX and XLA that change numbers; whether JAX has started |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.
 """

@@ -1,7 +1,6 @@
 """The CPU: its model and instruction sets, and the cores and threads that this process may use."""
 
 import contextlib
-import itertools
 import math
 import os
 import platform
@@ -31,36 +30,21 @@ def usable_cores() -> int:
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float:
     """The CPUs that a container's quota gives this process, such as 0.5; infinity without a quota.
 
-    It is the smallest quota of the process's control group and the groups above it, of cgroup v2 (`cpu.max`) or v1
-    (`cpu.cfs_quota_us`). The number of cores does not show the quota: a container under `docker run --cpus 1` sees
-    all cores of the machine.
+    It is the smallest quota (`cpu.max`, cgroup v2) of the process's control group and the groups above it. The
+    number of cores does not show the quota: a container under `docker run --cpus 1` sees all cores of the machine.
 
     Args:
         root: where control groups are mounted.
-        own: the groups of this process: lines `0::/path` (v2) or `4:cpu,cpuacct:/path` (v1).
+        own: the group of this process: the line `0::/path`.
     """
     quotas = [math.inf]
     with contextlib.suppress(OSError, ValueError):  # not on Linux, or a sandbox with other lines
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            mounts = [root / "cpu", root / "cpu,cpuacct", root] if controllers else [root, root / "unified"]
-            group = PurePosixPath(path.lstrip("/"))
-            for mount, each in itertools.product(mounts, (group, *group.parents)):
-                quotas.append(_quota(mount / each))
+        group = PurePosixPath(own.read_text().strip().removeprefix("0::/"))
+        for each in (group, *group.parents):
+            with contextlib.suppress(OSError, ValueError):
+                quota, period = (root / each / "cpu.max").read_text().split()  # "50000 100000", or "max 100000"
+                quotas.append(math.inf if quota == "max" else int(quota) / int(period))
     return min(quotas)
-
-
-def _quota(group: Path) -> float:
-    """The quota of one control group in CPUs; infinity if it has none."""
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (group / "cpu.max").read_text().split()  # "50000 100000", or "max 100000"
-        return math.inf if quota == "max" else int(quota) / int(period)
-    with contextlib.suppress(OSError, ValueError):
-        quota = int((group / "cpu.cfs_quota_us").read_text())  # -1 means no quota
-        return quota / int((group / "cpu.cfs_period_us").read_text()) if quota > 0 else math.inf
-    return math.inf
 
 
 def emulator_cores() -> int:

@@ -20,46 +20,41 @@ from jax.experimental.multihost_utils import process_allgather
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
-from jaxrl_atari.hardware.jax_settings import has_started, jax_options
+from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.hardware.start import limit_jax
 from jaxrl_atari.output import say
 
 WAIT_SECONDS = 24 * 3_600
 """Time that a process waits for the others to start."""
 
-LOCAL_IDS_VARIABLE = "JAX_LOCAL_DEVICE_IDS"
-"""JAX's environment variable for the GPUs of one process of several."""
-
 
 def join_processes(options: DevicesConfig) -> None:
     """Makes this process one of several that learn together. Call before JAX starts its back end.
 
     Raises:
-        ConfigError: JAX has started, this machine lacks the devices, process 0 cannot use its port, or an option
-            or JAX_LOCAL_DEVICE_IDS has an impossible value.
-        UserError: the options do not say where the other processes are.
+        ConfigError: this machine lacks the devices, process 0 cannot use its port, or an option has an impossible
+            value.
+        UserError: the options do not say where the other processes are, or JAX has started.
     """
-    is_first = not jax.distributed.is_initialized() and not has_started()
-    expected = "to be set once in a process, before JAX starts"
-    require(is_first, "devices.distributed", True, expected, "train in a fresh process")
-    coordinator = options.coordinator
-    count = options.num_processes
+    coordinator, count, index = options.coordinator, options.num_processes, options.process_index
     if coordinator is not None:
-        _check_coordinator(coordinator, is_here=options.process_index == 0)
-    _check_indices(options)
+        _check_coordinator(coordinator, is_here=index == 0)
+    if count is not None and index is not None:  # the others would wait
+        expected = f"less than devices.num_processes = {count}; the first process has index 0"
+        require(index < count, "devices.process_index", index, expected)
     chosen = limit_jax(options)
     if coordinator is not None:
         everyone = f"all {count} processes" if count else "all processes"
         say(f"waiting for {everyone} at {coordinator}")
     # JAX's preemption service would swallow SIGTERM until a session handles it.
-    jax_options.set_for_process("jax_enable_preemption_service", False)
+    jax_config.update("jax_enable_preemption_service", False)
     arguments: dict[str, Any] = {
         "coordinator_address": coordinator,
         "num_processes": count,
-        "process_id": options.process_index,
+        "process_id": index,
         "initialization_timeout": WAIT_SECONDS,
     }
-    if not os.environ.get(LOCAL_IDS_VARIABLE) and chosen.used:
+    if not os.environ.get("JAX_LOCAL_DEVICE_IDS") and chosen.used:
         arguments["local_device_ids"] = chosen.used  # a cluster manager would give one GPU to each process
     try:
         with ThreadPool(1) as thread:  # JAX waits in C++, where the main thread would answer no signal
@@ -69,7 +64,7 @@ def join_processes(options: DevicesConfig) -> None:
             joined.get()
     except (RuntimeError, ValueError) as error:
         hint = ""
-        if None in (coordinator, count, options.process_index):
+        if None in (coordinator, count, index):
             hint = (
                 "; it needs devices.coordinator HOST:PORT, devices.num_processes and devices.process_index,"
                 " or a cluster manager that JAX knows"
@@ -77,30 +72,17 @@ def join_processes(options: DevicesConfig) -> None:
         raise UserError(f"devices.distributed: {str(error).rstrip('.')}{hint}") from error
 
 
-def _check_indices(options: DevicesConfig) -> None:
-    """Raises `ConfigError` for an index of a process that there is not, or indices of GPUs that are none."""
-    count, index = options.num_processes, options.process_index
-    if count is not None and index is not None:
-        expected = f"less than devices.num_processes = {count}; the first process has index 0"
-        require(index < count, "devices.process_index", index, expected)
-    local_ids = os.environ.get(LOCAL_IDS_VARIABLE)
-    if local_ids:
-        is_list = re.fullmatch(r"[0-9]+(,[0-9]+)*", local_ids.replace(" ", "")) is not None
-        require(is_list, LOCAL_IDS_VARIABLE, local_ids, "indices of visible GPUs, such as 0,1")
-
-
 def _check_coordinator(coordinator: str, is_here: bool) -> None:
     """Raises `ConfigError` unless `devices.coordinator` is HOST:PORT, with a port that is free if it is here."""
-    expected = "HOST:PORT of process 0, with a PORT from 1 to 65535"
-    is_address = re.fullmatch(r".+:\d+", coordinator) is not None
-    port = int(coordinator.rpartition(":")[2]) if is_address else 0
-    require(1 <= port <= 65_535, "devices.coordinator", coordinator, expected)
+    is_address = re.fullmatch(r".+:\d{1,5}", coordinator) is not None
+    require(is_address, "devices.coordinator", coordinator, "HOST:PORT of process 0")
     if is_here:  # without a free port, JAX crashes when the process ends
         try:
-            socket.create_server(("", port)).close()
-        except OSError as error:
-            expected = "a free port of this machine"
-            raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
+            socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(
+                "devices.coordinator", coordinator, "a free port of this machine", str(error)
+            ) from error
 
 
 def is_leader() -> bool:

@@ -6,7 +6,6 @@ import re
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import environment_variables, require_not_started, user_environment
 
 FRACTION_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -50,7 +49,7 @@ def memory_fraction(
         hint = f"lower it, or {advice}"
         require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, hint)
         return fraction
-    has_own = not {FRACTION_VARIABLE, OLD_FRACTION_VARIABLE}.isdisjoint(user_environment())
+    has_own = FRACTION_VARIABLE in os.environ or OLD_FRACTION_VARIABLE in os.environ
     if sharing == 1 or has_own:
         return None
     fraction = min(0.9 / sharing, 1 / sharing - BESIDE_THE_POOL / (total or math.inf))
@@ -60,22 +59,18 @@ def memory_fraction(
     return round(fraction, 4)
 
 
-def check_memory_fraction(options: DevicesConfig) -> None:
-    """Raises `ConfigError` if JAX has started on a GPU with another fraction than `devices.memory_fraction`."""
-    fraction = options.memory_fraction
-    # The process that starts a session may have set the variable to this value.
-    if fraction is not None and os.environ.get(FRACTION_VARIABLE) != str(fraction):
-        require_not_started("devices.memory_fraction", fraction)
+def is_fraction_applied(options: DevicesConfig) -> bool:
+    """Whether `devices.memory_fraction` is in force, set by this process or the one that started it."""
+    return os.environ.get(FRACTION_VARIABLE) == str(options.memory_fraction)
 
 
 def apply_memory_fraction(options: DevicesConfig) -> None:
-    """Sets the memory fraction of this process. Call `check_memory_fraction` first."""
+    """Sets the memory fraction of this process. Call it before JAX starts."""
     if options.memory_fraction is not None:
-        environment_variables.set_for_session(FRACTION_VARIABLE, str(options.memory_fraction))
-        environment_variables.set_for_session(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
+        os.environ[FRACTION_VARIABLE] = str(options.memory_fraction)
+        os.environ.pop(OLD_FRACTION_VARIABLE, None)  # JAX refuses the two together
 
 
 def do_not_preallocate() -> None:
     """Makes JAX take GPU memory only as needed: a training run may use the GPU. Call it before JAX starts."""
-    if PREALLOCATE_VARIABLE not in os.environ:
-        environment_variables.set_for_process(PREALLOCATE_VARIABLE, "false")
+    os.environ.setdefault(PREALLOCATE_VARIABLE, "false")

@@ -1,9 +1,8 @@
-"""Monitoring during a session: the GPUs through their provider, the process's CPU and memory through psutil."""
+"""Monitoring during a session: the GPUs through NVML, the process's CPU and memory through psutil."""
 
 import contextlib
 import math
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,8 +10,7 @@ import jax
 import numpy as np
 import psutil
 
-from jaxrl_atari.hardware.gpu_interface import Gpu, GpuProvider
-from jaxrl_atari.hardware.gpus import gpu_provider, visible_gpus
+from jaxrl_atari.hardware import gpus
 
 GIB = 2**30
 
@@ -34,16 +32,19 @@ GPU_COLUMNS: dict[str, Callable[[Sequence[float]], float]] = {
     "gpu_power_watts": sum,
     "gpu_temperature_c": highest_known,
 }
-"""Field of `GpuReading` -> how the values of several GPUs are combined.
+"""Column of `read_gpu` -> how the values of several GPUs are combined.
 
 A sum over several GPUs is NaN if one of them is: it would be too small.
 """
 
 
-def sample_gpus(provider: GpuProvider, gpus: Sequence[Gpu]) -> list[float]:
-    """One sample of `GPU_COLUMNS`, over several GPUs."""
-    readings = [provider.read(gpu) for gpu in gpus]
-    return [combine([getattr(reading, name) for reading in readings]) for name, combine in GPU_COLUMNS.items()]
+def sample_gpus(used: Sequence[gpus.Gpu]) -> dict[str, float]:
+    """One sample of `GPU_COLUMNS`, over several GPUs; NaN without a GPU."""
+    readings = [gpus.read_gpu(gpu) for gpu in used]
+    return {
+        name: combine([reading[name] for reading in readings]) if used else math.nan
+        for name, combine in GPU_COLUMNS.items()
+    }
 
 
 @contextlib.contextmanager
@@ -52,8 +53,7 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
 
     The block gets a function. Each call of the function returns these columns, which runs/columns.py defines:
 
-    - the columns of `GPU_COLUMNS`: means of the samples since the last call, or else the newest sample, if it is
-      not older than 10 seconds
+    - the columns of `GPU_COLUMNS`: means of the samples since the last call, or else the newest sample
     - `cpu_percent`: CPU use of this process since the last call; 100 is one core
     - `rss_gib`: memory of this process now
 
@@ -63,34 +63,25 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     Args:
         devices: the JAX devices that learn or act, of this process, whose back end has started.
     """
-    provider = gpu_provider()
-    used = {provider.index(device) for device in devices if device.platform == "gpu"}
-    gpus = [gpu for index, gpu in enumerate(visible_gpus().gpus) if index in used] if used else []
+    indices = {gpus.gpu_index(device) for device in devices if device.platform == "gpu"}
+    used = [gpu for index, gpu in enumerate(gpus.visible_gpus().gpus) if index in indices] if indices else []
     process = psutil.Process()
-    unknown = [math.nan] * len(GPU_COLUMNS)
-    samples = deque([sample_gpus(provider, gpus) if gpus else unknown])
-    recent: list[list[float]] = []
-    sampled_at = time.monotonic()
+    samples = deque([sample_gpus(used)])
+    recent: list[dict[str, float]] = []
     end = threading.Event()
     process.cpu_percent()  # counts from here
 
     def run() -> None:
-        nonlocal sampled_at
         while not end.wait(1.0):
-            samples.append(sample_gpus(provider, gpus))
-            sampled_at = time.monotonic()
+            samples.append(sample_gpus(used))
 
     def read() -> dict[str, float]:
         nonlocal recent
-        newest = recent[-1:] if time.monotonic() - sampled_at < 10 else [unknown]
-        recent = [samples.popleft() for _ in range(len(samples))] or newest
-        means = {
-            name: mean_of_known(values)
-            for name, values in zip(GPU_COLUMNS, zip(*recent, strict=True), strict=True)
-        }
+        recent = [samples.popleft() for _ in range(len(samples))] or recent[-1:]
+        means = {name: mean_of_known([sample[name] for sample in recent]) for name in GPU_COLUMNS}
         return means | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
-    if not gpus:
+    if not used:
         yield read
         return
     thread = threading.Thread(target=run, name="monitor", daemon=True)

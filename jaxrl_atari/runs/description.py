@@ -195,7 +195,7 @@ def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:
             "cores": cpu.cores,
             "memory_gib": psutil.virtual_memory().total / 2**30,
             "gpus": [gpu.model for gpu in gpus.visible_gpus().gpus] if devices.may_use_gpus else None,
-            "driver": gpus.gpu_provider().driver_version() if devices.may_use_gpus else None,
+            "driver": gpus.driver_version() if devices.may_use_gpus else None,
         },
     }
 

@@ -68,7 +68,7 @@ def slots_here(resources: ResourcesConfig, config: Config, count: int) -> SlotPl
         ConfigError: the machine does not have the devices, or too little memory for jobs that share a GPU.
     """
     devices = config.devices if resources.gpu else replace(config.devices, gpu=False)
-    blocks = divide_gpus(devices).blocks
+    blocks, _ = divide_gpus(devices)
     cpu = max(resources.cpu, 1)
     room = len(blocks) * int(1 / min(resources.gpu, 1)) if blocks[0] else max(emulator_cores() // cpu, 1)
     trial = replace(config.trial, parallel=min(room, count))

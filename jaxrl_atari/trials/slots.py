@@ -50,8 +50,8 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
             than it has.
     """
     devices = config.devices
-    division = divide_gpus(devices)
-    blocks = division.blocks[:sessions]
+    all_blocks, why = divide_gpus(devices)
+    blocks = all_blocks[:sessions]
     parallel = min(config.trial.parallel or len(blocks), sessions if waiting is None else waiting)
     sharing = math.ceil(parallel / len(blocks))
     # A session that sees all GPUs limits itself to those that it uses (`limit_jax`). If an option names a GPU by
@@ -73,5 +73,5 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         if fraction is not None:
             variables[FRACTION_VARIABLE] = str(fraction)
             text += f", {fraction:.0%} of its memory"
-        slots.append(Slot(f"{text} ({division.why})", variables))
+        slots.append(Slot(f"{text} ({why})", variables))
     return SlotPlan(slots, parallel)

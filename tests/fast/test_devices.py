@@ -4,7 +4,6 @@ import os
 import re
 
 import jax
-import jax.extend
 import pytest
 
 from jaxrl_atari import device_report
@@ -20,8 +19,9 @@ GIB = 2**30
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch):
-    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_OFFSET", "CUDA_DEVICE_ORDER"):
+    for name in ("CUDA_VISIBLE_DEVICES", "CUDA_OFFSET"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # `devices` sets it for its process
 
 
@@ -68,7 +68,7 @@ def test_the_gpu_option(gpus):
 
 def test_indices_count_the_visible_gpus(gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
-    assert len(divide_gpus(DevicesConfig()).blocks) == 2
+    assert blocks() == [(0,), (1,)]
     with pytest.raises(ConfigError, match=r"devices.gpu = 2: .*visible: 0: simulated GPU, 1: simulated GPU\)"):
         place(DevicesConfig(gpu=2))
 
@@ -156,13 +156,11 @@ def test_a_process_keeps_the_gpus_on_which_jax_has_started(gpus, monkeypatch):
     for options in ({"gpu": 0}, {"gpu": 1, "actor": 2}, {"gpu": 1, "data_parallel": 2}):
         with pytest.raises(ConfigError, match=r"on which JAX has started.*use a fresh process"):
             place(DevicesConfig(**options))
-    assert divide_gpus(DevicesConfig()).blocks == [(0,), (1,), (2,), (3,)]  # for processes of their own
+    assert blocks() == [(0,), (1,), (2,), (3,)]  # for processes of their own
 
 
 @pytest.mark.parametrize("options", [{"deterministic": True}, {"memory_fraction": 0.5}])
 def test_a_setting_that_comes_too_late_is_refused_and_changes_nothing(options, gpus, monkeypatch):
-    # As JAX starts with JAX_PLATFORMS=cpu,cuda: its default device is the CPU.
-    monkeypatch.setattr(jax.extend.backend, "backends", lambda: dict.fromkeys(["cpu", "cuda"]))
     monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.3")
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     before = dict(os.environ), dict(jax.config.values)
@@ -189,7 +187,7 @@ def test_consecutive_blocks(visible, per_session, offset, expected):
 
 
 def blocks(**devices):
-    return divide_gpus(DevicesConfig(**devices)).blocks
+    return divide_gpus(DevicesConfig(**devices))[0]
 
 
 def test_sessions_cycle_through_the_gpus(gpus, monkeypatch):
@@ -267,6 +265,8 @@ def test_the_report_of_a_machine_that_works(gpus, capsys):
         ({"SIMULATED_FULL": "0,1,2,3"}, "GPU 0: other processes hold its memory", "an error", 1),
         ({"SIMULATED_ABSENT": "2"}, "JAX has started without GPU 2", "cpu:1", 1),
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, "CUDA_VISIBLE_DEVICES = '0,0': expected each GPU", "an error", 2),
+        ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "CUDA_DEVICE_ORDER = 'FASTEST_FIRST': exp", "an error", 2),
+        ({"SIMULATED_NVML_ERROR": "18"}, "NVML failed: 18", "cpu:0", 1),
     ],
 )
 def test_the_report_says_what_is_wrong_in_one_line(variables, problem, auto, status, gpus, capsys, monkeypatch):
@@ -280,11 +280,18 @@ def test_the_report_says_what_is_wrong_in_one_line(variables, problem, auto, sta
     assert "no problem found" not in lines
 
 
-def test_a_machine_without_a_gpu_has_no_problem_until_one_is_demanded(simulate, capsys):
+@pytest.mark.parametrize(
+    ("nvml_error", "why"), [(None, "this machine has no GPU"), ("9", "there is no NVIDIA driver")]
+)
+def test_a_machine_without_a_gpu_has_no_problem_until_one_is_demanded(
+    nvml_error, why, simulate, capsys, monkeypatch
+):
     simulate(0)
+    if nvml_error:
+        monkeypatch.setenv("SIMULATED_NVML_ERROR", nvml_error)
     lines, error = report(capsys)
     assert error is None
-    assert "no GPU: this machine has no GPU" in lines
+    assert f"no GPU: {why}" in lines
     assert lines[-1] == "no problem found"
     lines, error = report(capsys, "--devices.gpu", "true")
     assert error.exit_status == 2

@@ -92,20 +92,16 @@ def test_processes_that_cannot_join_are_told_why_and_start_nothing():
     with socket.create_server(("", 0)) as taken:
         alone, *refusals = join(
             ({}, {"coordinator": "localhost", "num_processes": 2, "process_index": 0}),
-            ({}, {"coordinator": "localhost:99999", "num_processes": 2, "process_index": 1}),
             ({}, {"coordinator": f"localhost:{taken.getsockname()[1]}", "num_processes": 2, "process_index": 0}),
             ({}, {"coordinator": "localhost:9", "num_processes": 2, "process_index": 2}),
-            ({"JAX_LOCAL_DEVICE_IDS": "0,one"}, {"coordinator": "localhost:9", "num_processes": 2}),
         )
     assert alone == "True 3 x 2 False"
     for line, expected in zip(
         refusals,
         (
             "devices.coordinator = 'localhost': expected HOST:PORT of process 0",
-            "expected HOST:PORT of process 0, with a PORT from 1 to 65535",
             "expected a free port of this machine",
             "devices.process_index = 2: expected less than devices.num_processes = 2",
-            "JAX_LOCAL_DEVICE_IDS = '0,one': expected indices of visible GPUs",
         ),
         strict=True,
     ):
@@ -124,5 +120,5 @@ def test_a_process_of_several_starts_its_gpus_and_does_not_train_on_the_cpu_alon
         join(({}, options), **simulated(4, **variables, **({} if ids else cluster)))
         assert starts(record)[0]["gpus"] == gpus
     *_, refusal = join(({}, options | {"gpu": "auto"}), **simulated(2, SIMULATED_ERROR="INTERNAL: broken"))
-    assert refusal.startswith("devices.distributed: JAX cannot start on a GPU")
+    assert refusal.startswith("devices.distributed: JAX cannot start on GPU 0 (GPU-0), GPU 1")
     assert "INTERNAL: broken" in refusal

@@ -61,7 +61,7 @@ def test_jax_starts_on_the_gpus_of_the_session_alone_and_with_its_settings(tmp_p
     placed, *_ = place(options, **simulated(4, SIMULATED_RECORD=str(record), XLA_FLAGS=own))
     assert placed == ["cpu:2", "cpu:3", "cpu:0", "devices.gpu = 1"]
     assert starts(record)[0] == {
-        "gpus": "1,2", "in time": True, "XLA_CLIENT_MEM_FRACTION": "0.3", "XLA_FLAGS": f"{own} {DETERMINISTIC}",
+        "gpus": "1,2", "XLA_CLIENT_MEM_FRACTION": "0.3", "XLA_FLAGS": f"{own} {DETERMINISTIC}",
     }  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_evaluate_starts_only_its_gpu_and_takes_memory_as_it_needs_it(trained, t
     result = python("-m", "jaxrl_atari.evaluate", trained("plain"), "--gpu", 1, **variables)
     assert result.returncode == 2
     assert error in result.stderr
-    assert starts(record) == [{"gpus": "1", "in time": True, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}]
+    assert starts(record) == [{"gpus": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}]
 
 
 def test_xla_knows_the_flags_of_determinism(tmp_path):
