@@ -203,7 +203,7 @@ def test_sessions_cycle_through_the_gpus(gpus, monkeypatch):
     assert blocks() == [(1,), (0,)]
     for wrong in ("one", "-1"):
         monkeypatch.setenv("CUDA_OFFSET", wrong)
-        with pytest.raises(ConfigError, match=f"CUDA_OFFSET = '{wrong}': expected a whole number from 0 on"):
+        with pytest.raises(ConfigError, match=f"CUDA_OFFSET = '{wrong}': expected a whole number from 0"):
             blocks()
 
 
