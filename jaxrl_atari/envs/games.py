@@ -177,7 +177,7 @@ def parse_game(name: str) -> tuple[str, ReferenceProtocol | None]:
             return game, protocol
     bare = re.sub(r"^ale/|((noframeskip|deterministic)?(-ram.*)?(-v\d+)?)$", "", name.lower())
     closest = difflib.get_close_matches(_letters(bare), _NAME_OF, 1)
-    hint = "for example Qbert, Breakout or MsPacman"
+    hint = "for example Qbert; any other Gymnasium environment needs --env.backend gymnasium"
     if closest:
         game = _NAME_OF[closest[0]]
         hint = f"did you mean {game}, ALE/{game}-v5 (sticky actions) or {game}NoFrameskip-v4 (no sticky actions)?"

@@ -185,16 +185,12 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, problems:
     say(f"recording a game with seed {seed} to {video}")
     try:
         game = record_video(policy, video, seed=seed, greedy=greedy, say=say, page=page)
-    except (UserError, OSError) as error:
-        problems.append(reason(error))
-        return
-    say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
-    say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
-    if policy.config.log.tensorboard:
-        try:
+        say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
+        say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
+        if policy.config.log.tensorboard:
             add_to_tensorboard(video, policy.env_steps)
-        except (OSError, subprocess.SubprocessError) as error:
-            problems.append(f"the video in TensorBoard ({reason(error)})")
+    except (UserError, OSError, subprocess.SubprocessError) as error:
+        problems.append(reason(error))
 
 
 def _summarise(

@@ -62,7 +62,7 @@ class Policy:
     ) -> np.ndarray | np.int32:
         """Chooses an action for each frame stack, or for a single one, such as an observation of `make_env`.
 
-        A recurrent network needs `step` instead.
+        A recurrent network needs `decide` instead.
 
         Args:
             frames: uint8 [n, 84, 84, 4], preprocessed as in training, the oldest frame first; or one stack,
@@ -101,37 +101,13 @@ class Policy:
     def _decide_at_once(self, frames: np.ndarray | jax.Array, key: jax.Array | None, greedy: bool) -> Decision:
         """`decide` for a network without a memory; `frames` may be one stack."""
         if is_recurrent(self.initial_carry(1)):
-            raise ValueError("the network is recurrent: use Policy.step, which takes and returns its memory")
+            raise ValueError("the network is recurrent: use Policy.decide, which takes and returns its memory")
         stacks = frames[None] if frames.ndim == 3 else frames
         return self.decide(stacks, np.zeros(len(stacks), bool), (), key, greedy)
 
     def initial_carry(self, num_envs: int) -> Any:
-        """The memory of a recurrent network before its first game, for `step`; `()` for others."""
+        """The memory of a recurrent network before its first game, for `decide`; `()` for others."""
         return self.network.initial_carry(num_envs)
-
-    def step(
-        self,
-        frames: np.ndarray | jax.Array,
-        first: np.ndarray,
-        carry: Any,
-        key: jax.Array | None = None,
-        greedy: bool = False,
-    ) -> tuple[np.ndarray, Any]:
-        """Chooses an action for each frame stack, with a network that may be recurrent.
-
-        Args:
-            frames, key, greedy: as in `act`, with several stacks.
-            first: bool [n], true where a game starts. There, the network forgets its memory.
-            carry: the memory that the previous step returned; `initial_carry(n)` at first.
-
-        Returns:
-            int32 [n], indices into the game's action set; and the memory, on the policy's device.
-
-        Raises:
-            ValueError: `frames` has another type or shape, or there is no key, but sampling needs one.
-        """
-        actions, outputs = self.decide(frames, first, carry, key, greedy)
-        return actions, outputs.carry
 
     def decide(
         self,
@@ -141,12 +117,18 @@ class Policy:
         key: jax.Array | None = None,
         greedy: bool = False,
     ) -> Decision:
-        """Like `step`, but returns all outputs of the network (logits, value, memory) with the actions."""
+        """Chooses an action for each frame stack, with a network that may be recurrent.
+
+        Args:
+            frames, key, greedy: as in `act`, with several stacks.
+            first: bool [n], true where a game starts. There, the network forgets its memory.
+            carry: the memory, `outputs.carry` of the decision before; `initial_carry(n)` at first.
+
+        Raises:
+            ValueError: `frames` has another type or shape, or there is no key, but sampling needs one.
+        """
         if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[1:] != (FRAME_SIZE, FRAME_SIZE, STACK):
-            raise ValueError(
-                f"frames: expected uint8 [n, 84, 84, 4], got {frames.dtype} {list(frames.shape)}; only Policy.act"
-                " takes a single stack, [84, 84, 4]"
-            )
+            raise ValueError(f"frames: expected uint8 [n, 84, 84, 4], got {frames.dtype} {list(frames.shape)}")
         if key is None:
             if not greedy:
                 raise ValueError("key: expected a JAX key, such as jax.random.key(0), or greedy=True")
