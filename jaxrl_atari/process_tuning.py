@@ -5,12 +5,8 @@ The commands call `tune_process` when they start.
 
 import ctypes
 import os
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
-
-import jax
 
 from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE, process_threads
 from jaxrl_atari.errors import os_reason
@@ -118,16 +114,3 @@ def _keep_compiled_programs() -> str:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax_config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return f"compiled programs are kept in {folder}"
-
-
-@cache
-def compile_clock() -> Callable[[], float]:
-    """Starts counting the seconds that XLA spends compiling in this process. Returns a function with the count."""
-    total = [0.0]
-
-    def count(event: str, duration_secs: float, **_: Any) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            total[0] += duration_secs
-
-    jax.monitoring.register_event_duration_secs_listener(count)
-    return lambda: total[0]

@@ -23,7 +23,6 @@ from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, OverlappedLearner, PendingMetrics, SequentialLearner
 from jaxrl_atari.networks import Network, make_network, speed_hints
 from jaxrl_atari.out_of_memory import out_of_memory_advice
-from jaxrl_atari.process_tuning import compile_clock
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import collect, make_groups
 from jaxrl_atari.runs.actions import write_segment
@@ -407,7 +406,6 @@ def open_session(
             steps_per_update=config.ppo.epochs * config.num_minibatches,
             monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
             games_so_far=environments.games_so_far,
-            compiled=compile_clock(),
         )
 
         session = Session(

@@ -46,23 +46,18 @@ def write_segment(
     steps = len(parts[0].actions)
     if steps == 0:  # no step since the last checkpoint
         return
+    rows = [(game.step, game.env, game.episode_return, game.length) for game in games]
     content = io.BytesIO()
     np.savez_compressed(
         content,
         actions=np.concatenate([part.actions for part in parts], axis=1),
         anchors=np.concatenate([part.anchors for part in parts]),
         frame_crc=np.concatenate([part.frame_crc for part in parts]),
-        games=game_rows(games),
+        games=np.array(rows, np.float64).reshape(-1, 4),
         rollout_length=rollout_length,
     )
     (session_dir / ACTIONS_FOLDER).mkdir(exist_ok=True)
     write_file(session_dir / ACTIONS_FOLDER / f"{first:010}_{first + steps:010}.npz", content.getvalue())
-
-
-def game_rows(games: Sequence[FinishedGame]) -> np.ndarray:
-    """Finished games as rows of the log, float64 [m, 4]: step, environment, return, length."""
-    rows = [(game.step, game.env, game.episode_return, game.length) for game in games]
-    return np.array(rows, np.float64).reshape(-1, 4)
 
 
 def cut_segments(session_dir: Path, steps: int) -> None:
@@ -142,10 +137,11 @@ def _read_segment(path: Path, first: int, last: int) -> dict[str, np.ndarray]:
         with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
             part = {name: arrays[name] for name in SEGMENT_ARRAYS}
         steps, envs = part["actions"].shape
-        is_sound = [part[name].shape[1:] for name in ("anchors", "games")] == [(3,), (4,)]
-        is_sound = is_sound and steps == last - first and part["frame_crc"].shape == (envs,)
-        if not is_sound or int(part["rollout_length"]) < 1:
+        shapes = {name: part[name].shape[1:] for name in ("anchors", "games")}
+        if shapes != {"anchors": (3,), "games": (4,)} or part["frame_crc"].shape != (envs,):
             raise ValueError("its arrays have other shapes")
+        if steps != last - first or int(part["rollout_length"]) < 1:
+            raise ValueError("it has another number of steps")
         anchors = part["anchors"]  # step, environment, seed
         if (anchors < 0).any() or (anchors >= (last + 1, envs, 2**31)).any():
             raise ValueError("an anchor has a step, an environment or a seed out of range")
@@ -161,5 +157,5 @@ def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
 
 
 def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:
-    """The finished games that `game_rows` wrote."""
+    """The finished games of rows of the log, as `ActionLog.games` has them."""
     return [FinishedGame(int(step), int(env), total, int(length)) for step, env, total, length in rows.tolist()]

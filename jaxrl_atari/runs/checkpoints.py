@@ -6,7 +6,6 @@ SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
 SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further items, if there are any
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
-SESSION_DIR/checkpoints/replaced_<env_steps> a checkpoint that another one at the same env steps has replaced
 
 A published checkpoint (`save_parameters`) holds only the parameters: it can be played, but not resumed.
 
@@ -266,8 +265,6 @@ class Checkpoints:
     ) -> dict[str, str]:
         """Writes a checkpoint, and removes those that are no longer kept.
 
-        A checkpoint that has these env steps already is renamed to `replaced_<env_steps>`, and a line says so.
-
         Args:
             items: name -> pytree of `jax.Array` or NumPy arrays; one is `arrays`. Typed keys are allowed.
             meta: JSON values.
@@ -301,8 +298,6 @@ class Checkpoints:
         meta["checksum"] = meta_digest(meta)
         try:
             self._remove_leftovers()
-            if path.is_dir():
-                self._say(f"{path}: was there already; it is now {self.set_aside(env_steps, 'replaced')}")
             _write(path, host, meta)
         except Exception as error:  # orbax and the file system raise many types
             raise UserError(
@@ -337,10 +332,10 @@ class Checkpoints:
                     " left there"
                 )
 
-    def set_aside(self, env_steps: int, why: str = "damaged") -> Path:
-        """Renames a checkpoint to `<why>_<env_steps>` and returns its new path."""
+    def set_aside(self, env_steps: int) -> Path:
+        """Renames a damaged checkpoint to `damaged_<env_steps>` and returns its new path."""
         path = checkpoint_path(self.session_dir, env_steps)
-        return path.rename(unused(self.directory / f"{why}_{env_steps}"))
+        return path.rename(unused(self.directory / f"damaged_{env_steps}"))
 
 
 def save_parameters(checkpoints: Checkpoints, params: Any, meta: dict[str, Any]) -> None:

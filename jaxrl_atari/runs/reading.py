@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint, UserError
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
-from jaxrl_atari.runs.files import read_json, read_result, try_write_json
+from jaxrl_atari.runs.files import read_json, read_result
 from jaxrl_atari.runs.layout import (
     EVALUATIONS_FILE,
     METRICS_FILE,
@@ -174,11 +174,6 @@ class Verification(NamedTuple):
     rows: int  # of metrics.csv
     games: int
     env_steps: int  # of the log of actions
-
-
-def try_write_verification(session_dir: Path, verification: Verification) -> str:
-    """Writes a session's verified.json, and returns why that was not possible; empty if it was written."""
-    return try_write_json(session_dir / VERIFIED_FILE, verification._asdict())
 
 
 def read_verification(session_dir: Path) -> Verification | None:

@@ -156,22 +156,16 @@ def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[Callable[[], 
     try:
         session_dir.mkdir(parents=True, exist_ok=True)
         with only_writer(session_dir):
-            if not resume:
-                require_unused(session_dir)
+            if not resume and (files := session_files(session_dir)):
+                raise UserError(
+                    f"{session_dir}: holds a session already (its {files[0]}); resume it (`resume=True`, or"
+                    " --resume), or train in another folder"
+                )
             yield keep
     except Exception:
         if is_new and not is_kept:
             shutil.rmtree(session_dir, ignore_errors=True)
         raise
-
-
-def require_unused(session_dir: Path) -> None:
-    """Raises `UserError` if a directory holds what a session has written: a new one would mix with it."""
-    for name in session_files(session_dir):
-        raise UserError(
-            f"{session_dir}: holds a session already (its {name}); resume it (`resume=True`, or --resume), or"
-            " train in another folder"
-        )
 
 
 # --- The code of the user ----------------------------------------------------------------------------------------

@@ -35,7 +35,6 @@ class SessionLog:
         steps_per_update: gradient steps of an update that skips none.
         monitor: returns the machine's figures for a log point.
         games_so_far: returns the return and env steps of the games in progress, float [B, 2].
-        compiled: returns the seconds that this process has spent compiling.
     """
 
     def __init__(
@@ -49,19 +48,14 @@ class SessionLog:
         steps_per_update: int,
         monitor: Callable[[], Mapping[str, float]],
         games_so_far: Callable[[], np.ndarray],
-        compiled: Callable[[], float],
     ):
         self._writer = writer
         self._every_env_steps = every_env_steps
         self._progress = progress
         self._monitor = monitor
         self._games_so_far = games_so_far
-        self._compiled = compiled
 
-        # The first iteration, whose times do not count.
-        self._is_first_iteration = True
-        self._phase = ""
-        self._phase_start = (0.0, 0.0)  # on the clock, and in seconds of compilation
+        self._is_first_iteration = True  # its times do not count
         self._start = time.monotonic()  # when this log was made; later, when the first iteration ended
 
         # Updates.
@@ -91,29 +85,9 @@ class SessionLog:
         return {"wall_seconds": self.wall_seconds(), "unlogged_metrics": self._unlogged}
 
     def phase(self, name: str) -> None:
-        """Says which phase of the first iteration begins, and how long the phase before it took.
-
-        Later iterations are silent.
-
-        Args:
-            name: of the phase; empty after the last one.
-        """
-        if not self._is_first_iteration:
-            return
-        now = time.monotonic()
-        compiled = self._compiled()
-        parts = []
-        if self._phase:
-            started, compiled_before = self._phase_start
-            seconds = now - started
-            compiling = min(seconds, compiled - compiled_before)
-            parts.append(f"{self._phase}: {seconds:.1f} s, {compiling:.1f} s compiling")
-        if name:
-            parts.append(f"{name} ...")
-        if parts:
-            self._writer.message("; ".join(parts))
-        self._phase = name
-        self._phase_start = now, compiled
+        """Says which phase of the first iteration begins. It may compile, which takes seconds or minutes."""
+        if self._is_first_iteration:
+            self._writer.message(f"{name} ...")
 
     def after_update(
         self, metrics: Callable[[], dict[str, float]], learning_rate: float, acting: tuple[float, float]
@@ -129,7 +103,6 @@ class SessionLog:
         self._newest = metrics
         if self._is_first_iteration:
             self._skips = "skipped_steps" in metrics()  # waits for the update
-            self.phase("")
             now = time.monotonic()
             self._writer.message(
                 f"the first rollout and update took {now - self._start:.1f} s, compilation included"

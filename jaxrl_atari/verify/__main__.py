@@ -22,8 +22,8 @@ from jaxrl_atari.errors import UserError, VerificationFailed, require
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
+from jaxrl_atari.runs.files import try_write_json
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
-from jaxrl_atari.runs.reading import try_write_verification
 from jaxrl_atari.verify.recompute import verify_session
 
 
@@ -82,7 +82,7 @@ def _verify_sessions(config: Config, options: Options) -> None:
             continue
         say(f"{session_dir.name}  verified: {recomputed.text}")
         if recomputed.played_all:
-            problem = try_write_verification(session_dir, recomputed.verification())
+            problem = try_write_json(session_dir / VERIFIED_FILE, recomputed.verification()._asdict())
             if problem:
                 say(f"{session_dir.name}  the result is not saved: {problem}")
     _raise_problems(problems)

@@ -27,7 +27,6 @@ def session_log(writer, every_env_steps, progress, unlogged=()):
         steps_per_update=0,
         monitor=dict,
         games_so_far=lambda: np.zeros((0, 2)),
-        compiled=lambda: 0.0,
     )
 
 

@@ -58,14 +58,6 @@ def test_the_latest_two_and_the_best_are_kept(tmp_path, scores, kept, best):
     assert sorted(path.name for path in tmp_path.glob("checkpoints/*")) == list(map(str, kept))
 
 
-def test_a_checkpoint_that_exists_is_renamed(session):
-    checkpoints = Checkpoints(session)
-    save(checkpoints, 20, 99.0, small_arrays(1))
-    assert_same(newest(session).arrays, small_arrays(1))
-    (checkpoints.directory / "replaced_20").rename(checkpoints.directory / "30")
-    assert_same(checkpoints.restore(30, small_arrays(20)), small_arrays(20))
-
-
 def test_devices_of_any_number_restore_what_others_saved(tmp_path):
     mesh = jax.make_mesh((8,), ("d",))
     arrays = {"split": jnp.arange(16.0), "copied": jnp.arange(3), "key": jax.random.key(5)}
