@@ -21,7 +21,7 @@ from flax.core import FrozenDict
 
 from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig, check_coefficients
 from jaxrl_atari.errors import require, require_interface
-from jaxrl_atari.networks import Apply, Observation
+from jaxrl_atari.networks import Apply, Observation, is_recurrent, make_network
 from jaxrl_atari.registry import ALGORITHMS
 
 # --- Data --------------------------------------------------------------------------------------------------------
@@ -310,6 +310,31 @@ def resolved_options(config: Config) -> PPOConfig:
         require(name in defaults, f"ppo.coefficients.{name}", value, expected, hint)
     coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
     return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
+
+
+def check_names_and_minibatches(config: Config, devices: int = 1) -> None:
+    """Checks that the algorithm, its coefficients and the network of a config exist, and suit its minibatches.
+
+    It does not start JAX's back end.
+
+    Args:
+        devices: number of devices that share the learning.
+
+    Raises:
+        ConfigError: naming the field.
+    """
+    resolved_options(config)
+    network = make_network(config.network, num_actions=1)
+    # Abstract: an array would start JAX's back end, before `limit_jax`.
+    has_memory = is_recurrent(jax.eval_shape(lambda: network.initial_carry(1)))
+    length = config.ppo.rollout_length
+    require(
+        config.ppo.minibatch_size % (length * devices) == 0 or not has_memory,
+        "ppo.minibatch_size",
+        config.ppo.minibatch_size,
+        expected=f"a multiple of ppo.rollout_length x devices = {length} x {devices}",
+        hint=f"{config.network.name} is recurrent and learns from whole environments",
+    )
 
 
 def as_numbers(options: PPOConfig) -> PPOConfig:

@@ -10,9 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import find_algorithm, resolved_options
+from jaxrl_atari.algorithm import check_names_and_minibatches, find_algorithm, resolved_options
 from jaxrl_atari.config import Config
-from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator

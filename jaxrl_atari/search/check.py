@@ -2,8 +2,8 @@
 
 from optuna.distributions import CategoricalDistribution
 
+from jaxrl_atari.algorithm import check_names_and_minibatches
 from jaxrl_atari.config import Config, set_fields
-from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.errors import require
 from jaxrl_atari.search.options import Distribution, SearchConfig
 from jaxrl_atari.trials.varied_fields import can_vary

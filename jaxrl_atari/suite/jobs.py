@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from jaxrl_atari.algorithm import check_names_and_minibatches
 from jaxrl_atari.config import Config
-from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
 from jaxrl_atari.runs.tracking import require_wandb

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxrl_atari.algorithm import check_names_and_minibatches
 from jaxrl_atari.cli.job import described_in, job_name
 from jaxrl_atari.config import Config, changed_fields
-from jaxrl_atari.config_checks import check_names_and_minibatches
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import NoLogPoint, SessionsFailed, Stopped, UserError, correctable, reason, require
 from jaxrl_atari.hardware import distributed

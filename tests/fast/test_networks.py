@@ -1,6 +1,5 @@
 """Networks: outputs and gradients against layers that are not ours, and what is refused."""
 
-import contextlib
 import itertools
 from functools import cache, partial
 
@@ -15,18 +14,16 @@ from threadpoolctl import threadpool_limits
 
 from jaxrl_atari import networks
 from jaxrl_atari.algorithm import Mean, Minibatch
-from jaxrl_atari.config import Config, DevicesConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.config_checks import check_names_and_minibatches
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig
 from jaxrl_atari.cpu import nature as nature_by_hand
 from jaxrl_atari.cpu.conv import Conv, for_cpu, module_in_chunks
-from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
+from jaxrl_atari.errors import InterfaceError, UserError
 from jaxrl_atari.frames import BLOCKED
 from jaxrl_atari.networks import (
     NatureActorCritic,
     NatureLSTM,
     Network,
     Observation,
-    Outputs,
     make_network,
     register_network,
     speed_hints,
@@ -372,30 +369,6 @@ def test_a_network_that_breaks_a_rule_is_refused(case):
     with pytest.raises(InterfaceError, match=message) as refused:
         jax.eval_shape(outputs)
     assert "\n" not in str(refused.value)
-
-
-class MaxPooled(nn.Module):
-    num_actions: int
-    dtype: object = jnp.float32
-
-    @nn.compact
-    def __call__(self, stacks):
-        x = nn.max_pool(stacks.astype(self.dtype), (4, 4), (4, 4)).reshape(len(stacks), -1)
-        return Outputs(nn.Dense(self.num_actions)(x), nn.Dense(1)(x)[:, 0])
-
-
-def test_a_network_with_max_pooling_is_not_deterministic_on_a_gpu():
-    register_network("max_pooled", MaxPooled)
-    for name, gpu, refused in (
-        ("impala", "auto", 1),
-        ("max_pooled", 0, 1),
-        ("impala", False, 0),
-        ("nature", "auto", 0),
-    ):
-        devices = DevicesConfig(gpu=gpu, deterministic=True)
-        refusal = pytest.raises(ConfigError, match="deterministic") if refused else contextlib.nullcontext()
-        with refusal:
-            check_names_and_minibatches(Config(network=NetworkConfig(name=name), devices=devices))
 
 
 # --- The layer ---------------------------------------------------------------------------------------------------
