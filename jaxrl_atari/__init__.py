@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.evaluate.video import record_video
+    from jaxrl_atari.learner import try_update
     from jaxrl_atari.networks import register_network
     from jaxrl_atari.ppo import PPO
-    from jaxrl_atari.random_rollout import try_update
     from jaxrl_atari.trials.trial import TrainingResult, run_training
 
 _HOMES = (
@@ -37,7 +37,7 @@ _HOMES = (
     "networks",
     "algorithm",
     "ppo",
-    "random_rollout",
+    "learner",
     "evaluate.policy",
     "evaluate.play",
     "evaluate.environment",

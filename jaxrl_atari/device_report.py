@@ -32,8 +32,8 @@ from jaxrl_atari.hardware.gpus import (
     visible_gpus,
 )
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
+from jaxrl_atari.learner import memory_report
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.update_memory import memory_report
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Where a session runs: `place` turns the options `devices` into the devices that learn, act and evaluate.
 
 `hardware/choice.py` chooses GPUs or the CPU, and `hardware/start.py` limits JAX to them and starts it.
-`check_placement` asserts where arrays lie, for `devices.check`. `data_parallel.py` runs the update on the devices
+`check_placement` asserts where arrays lie, for `devices.check`. `learner.py` runs the update on the devices
 that learn. The command `python -m jaxrl_atari.devices` starts at the end of this file, and `device_report.py` has
 what it prints.
 """

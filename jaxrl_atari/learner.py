@@ -1,107 +1,69 @@
 """Learning: the train state on the learner's devices, the compiled update, and the parameters to act with.
 
-The loop of a session asks a learner for the parameters to act with, and gives it the rollout that they played:
-
-    SequentialLearner    The newest parameters act, so the first step of a rollout waits for the update before it.
-    OverlappedLearner    `overlap = "update"`: the parameters from before the running update act, and on a CPU the
-                         rollout does not wait for it.
-
-`OverlappedLearner` runs the updates of a `SequentialLearner` in a thread. A call of a compiled function returns
-before its result is there. But on a CPU, JAX computes the calls of one thread in order, even if they do not depend
-on each other: the first step of the policy would wait for the whole update. Calls of two threads are computed at
-the same time. (JAX 0.10.2, two cores: a small product, called just after a computation of 2.4 s, was ready after
-2.4 s in the same thread, and after 1 ms in another. This has not been measured on a GPU.)
+The loop of a session asks a `Learner` for the parameters to act with, and gives it the rollout that they played.
+`DataParallel` runs the update on one device or on several, each with its part of the environments. The last
+section runs updates on rollouts of random numbers: to try an algorithm without playing, or to measure its memory.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import lru_cache, partial
-from typing import Any, Protocol
+from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax import lax
 
-from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, TrainState
-from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.data_parallel import DataParallel
+from jaxrl_atari.algorithm import (
+    Algorithm,
+    Metrics,
+    Rollout,
+    Shard,
+    TrainState,
+    as_numbers,
+    find_algorithm,
+    resolved_options,
+)
+from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.networks import Network
-from jaxrl_atari.update import update
+from jaxrl_atari.frames import STACK, next_age
+from jaxrl_atari.hardware.device_class import device_class
+from jaxrl_atari.keys import key_of_data, new_key
+from jaxrl_atari.networks import Network, make_network
+from jaxrl_atari.update import init_train_state, update
 
 PendingMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
 
 
-class Learner(Protocol):
-    """What the loop of a session asks of a learner.
+class Learner:
+    """The train state, on one device or on several in parallel, and its updates.
 
     What `state` and `params` return is valid until the next `update`, which consumes it.
-    """
 
-    @property
-    def state(self) -> TrainState:
-        """The train state after the newest update, on the learner's first local device."""
-        ...
+    Without overlap, the newest parameters act: the first step of a rollout waits for the update before it.
 
-    @property
-    def params(self) -> Any:
-        """The parameters of `state`. On several devices, this copies them alone, and not the whole state."""
-        ...
+    With overlap (`overlap = "update"`), each update runs in a thread while the next rollout is collected. That
+    rollout acts with the parameters that the update began with: one update of lag, never more. `update` and
+    whatever reads the train state first wait for the update before. An error in an update is raised by whatever
+    waits for it, and again by each later call, as the state may have been consumed.
 
-    def parameter_norm(self) -> float:
-        """Global L2 norm of the parameters; not finite if one of them is not."""
-        ...
-
-    def acting_params(self) -> list[Any]:
-        """What each actor acts with in the next rollout: on its device, in the form of `Network.for_acting`.
-
-        It is valid until the next `update`.
-        """
-        ...
-
-    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
-        """Starts the update on a rollout.
-
-        Args:
-            rollouts: the part of each local device.
-            options: as `schedules.current_options` returns it: scheduled options have their values of this update.
-            key: for its minibatches, and for what the algorithm draws.
-
-        Returns:
-            A function that waits for the update and returns its metrics.
-
-        Raises:
-            InterfaceError: the train state differs from device to device.
-            ConfigError, InterfaceError: as `update.update`, when it is compiled.
-        """
-        ...
-
-    def check_state(self) -> None:
-        """Checks that all devices have the same train state. All processes must call it.
-
-        Raises:
-            InterfaceError: a leaf differs.
-        """
-        ...
-
-    def checkpoint_items(self) -> dict[str, Any]:
-        """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""
-        ...
-
-    def close(self) -> None:
-        """Frees what the learner holds besides arrays."""
-        ...
-
-
-class SequentialLearner(Learner):
-    """A `Learner` in whose updates nothing acts: the train state, on one device or on several in parallel.
+    The thread is needed because of JAX on a CPU. A call of a compiled function returns before its result is there,
+    but JAX computes the calls of one thread in order, even if they do not depend on each other: the first step of
+    the policy would wait for the whole update. Calls of two threads are computed at the same time. (JAX 0.10.2,
+    two cores: a small product, called just after a computation of 2.4 s, was ready after 2.4 s in the same thread,
+    and after 1 ms in another. This has not been measured on a GPU.)
 
     Args:
-        train_state: of a checkpoint, or the first one (`session_arrays.py`). It is copied, because an
-            update consumes what it is given.
+        train_state: of a checkpoint, or the first one. It is copied, because an update consumes what it is given.
+        overlap: run updates in a thread.
+        lagged_params: with overlap, the parameters that act, from the item `acting` of a checkpoint
+            (`checkpoint_items`). None: those of the train state, as before the first update.
         check: check in each update that the train state and the rollout are on the intended devices, and that the
             new state is equal on all of them (`devices.check`).
     """
@@ -113,39 +75,88 @@ class SequentialLearner(Learner):
         algorithm: Algorithm,
         train_state: TrainState,
         *,
+        overlap: bool = False,
+        lagged_params: Any = None,
         check: bool = False,
     ):
         self._network = network
-        self.actor_devices = placement.actors
+        self._actor_devices = placement.actors
         self._check = check
         self._parallel = DataParallel(placement.learner)
         self._update = compiled_update(placement.learner, network, algorithm)
         self._state = self._parallel.replicate(_copy(train_state))  # in the form of `DataParallel`
         self._has_updated = False
+        self._thread = ThreadPoolExecutor(1, "learner") if overlap else None
+        self._newest_update: Future[dict[str, float]] | None = None  # with overlap; its result is its metrics
+        # With overlap, the parameters from before the newest update, on the learner's first local device: a copy,
+        # because the update consumes the originals.
+        self._lagged_params = _copy(self.params) if overlap and lagged_params is None else lagged_params
+
+    def _wait(self) -> None:
+        """Waits for the newest update. Raises the error of an update that failed."""
+        if self._newest_update is not None:
+            self._newest_update.result()
 
     @property
     def state(self) -> TrainState:
+        """The train state after the newest update, on the learner's first local device."""
+        self._wait()
         return self._parallel.local_part(self._state, 0)
 
     @property
     def params(self) -> Any:
+        """The parameters of `state`. On several devices, this copies them alone, and not the whole state."""
+        self._wait()
         return self._parallel.local_part(self._state.params, 0)
 
     def parameter_norm(self) -> float:
+        """Global L2 norm of the parameters; not finite if one of them is not."""
         return float(jax.device_get(_norm(self.params)))
 
     def acting_params(self) -> list[Any]:
-        params = self._state.params
-        return self.for_acting(
-            [self._parallel.local_part(params, index) for index in range(len(self.actor_devices))]
-        )
+        """What each actor acts with in the next rollout: on its device, in the form of `Network.for_acting`.
 
-    def for_acting(self, params: Sequence[Any]) -> list[Any]:
-        """Puts the parameters of each actor, which may lie on any device, on its own, in the form for acting."""
-        moved = [jax.device_put(*each) for each in zip(params, self.actor_devices, strict=True)]
+        It is valid until the next `update`; with overlap always. With overlap, it waits for nothing.
+        """
+        count = len(self._actor_devices)
+        if self._thread is None:
+            params = [self._parallel.local_part(self._state.params, index) for index in range(count)]
+        else:
+            params = [self._lagged_params] * count
+        moved = [jax.device_put(*each) for each in zip(params, self._actor_devices, strict=True)]
         return [self._network.for_acting(each) for each in moved]
 
     def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
+        """Starts the update on a rollout.
+
+        Args:
+            rollouts: the part of each local device.
+            options: as `update.current_options` returns it: scheduled options have their values of this update.
+            key: for its minibatches, and for what the algorithm draws.
+
+        Returns:
+            A function that waits for the update and returns its metrics.
+
+        Raises:
+            InterfaceError: the train state differs from device to device; or as `update.update`, when it is
+                compiled.
+        """
+        if self._thread is None:
+            return self._learn(rollouts, options, key)
+        self._wait()
+        self._lagged_params = _copy(self.params)
+        # A transfer guard holds for one thread, so the caller's is passed on.
+        guard = jax.config.jax_transfer_guard  # pyright: ignore[reportAttributeAccessIssue]
+
+        def run() -> dict[str, float]:
+            with jax.transfer_guard(guard):
+                return self._learn(rollouts, options, key)()
+
+        self._newest_update = self._thread.submit(run)
+        return self._newest_update.result
+
+    def _learn(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
+        """`update`, in the thread that calls it."""
         rollout = self._parallel.assemble(rollouts)
         options, key = self._parallel.replicate((options, key))
         if self._check:
@@ -153,22 +164,30 @@ class SequentialLearner(Learner):
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, options, key=key)
         if self._check or not self._has_updated:
-            self.check_state()
+            self._check_equal()
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
     def check_state(self) -> None:
-        """As `Learner.check_state`. `update` calls it after the first update and, with `check`, after each one.
+        """Checks that all devices have the same train state. All processes must call it.
 
-        `Session.save` calls it, too, because a checkpoint keeps the state of one device alone. All devices start
-        from the same state, and gradients are means over all of them, so only `prepare` can make the state differ.
+        `update` checks it after the first update and, with `check`, after each one. `Session.save` does it too,
+        because a checkpoint keeps the state of one device alone.
 
-        Devices may round the optimiser's steps differently, so parameters and the optimiser's state are compared
-        with `jnp.allclose`, and the rest exactly. A difference in second moments, which are often too small for
-        `jnp.allclose`, is found once the parameters have followed it.
+        Raises:
+            InterfaceError: a leaf differs.
+        """
+        self._wait()
+        self._check_equal()
 
-        On several devices, the comparison waits for the update.
+    def _check_equal(self) -> None:
+        """`check_state`, without waiting for an update in a thread. On several devices, it waits for the arrays.
+
+        All devices start from the same state, and gradients are means over all of them, so only `prepare` can make
+        the state differ. Devices may round the optimiser's steps differently, so parameters and the optimiser's
+        state are compared with `jnp.allclose`, and the rest exactly. A difference in second moments, which are
+        often too small for `jnp.allclose`, is found once the parameters have followed it.
         """
         rounded = replace(self._state, extra=())
         exact = replace(self._state, params=(), opt_state=())
@@ -179,97 +198,253 @@ class SequentialLearner(Learner):
             raise InterfaceError(f"{leaf.removeprefix('.')} of prepare", found, expected, hint)
 
     def checkpoint_items(self) -> dict[str, Any]:
-        return {}
+        """The items of a checkpoint that continue this learner, besides `state`: name -> pytree."""
+        return {} if self._thread is None else {"acting": self._lagged_params}
 
     def close(self) -> None:
-        pass  # it holds arrays alone
-
-
-class OverlappedLearner(Learner):
-    """A `Learner` that runs each update in a thread, while the next rollout is collected (`overlap = "update"`).
-
-    That rollout acts with the parameters that the update began with: one update of lag, never more. `update` and
-    whatever reads the train state first wait for the update before. What `acting_params` returns is always valid.
-
-    An error in an update is raised by whatever waits for it: the function that returns its metrics, the next
-    `update`, or a reader of the train state. Each later call of these raises it again, as the state may have been
-    consumed.
-
-    Args:
-        learner: runs the updates. Nobody else may use it.
-        lagged_params: the parameters that act, from the item `acting` of a checkpoint (`checkpoint_items`). None:
-            those of the train state, as before the first update.
-    """
-
-    def __init__(self, learner: SequentialLearner, lagged_params: Any = None):
-        self._learner = learner
-        self._thread = ThreadPoolExecutor(1, "learner")
-        self._newest_update: Future[dict[str, float]] | None = None  # its result is its metrics
-        # The parameters from before the newest update, on the learner's first local device: a copy, because the
-        # update consumes the originals.
-        self._lagged_params = _copy(learner.params) if lagged_params is None else lagged_params
-
-    def _settled(self) -> SequentialLearner:
-        """Waits for the newest update, and returns the learner. Raises the error of an update that failed."""
-        if self._newest_update is not None:
-            self._newest_update.result()
-        return self._learner
-
-    @property
-    def state(self) -> TrainState:
-        return self._settled().state
-
-    @property
-    def params(self) -> Any:
-        return self._settled().params
-
-    def parameter_norm(self) -> float:
-        return self._settled().parameter_norm()
-
-    def acting_params(self) -> list[Any]:
-        num_actors = len(self._learner.actor_devices)
-        return self._learner.for_acting([self._lagged_params] * num_actors)  # waits for nothing
-
-    def update(self, rollouts: Sequence[Rollout], options: PPOConfig, key: jax.Array) -> PendingMetrics:
-        learner = self._settled()
-        self._lagged_params = _copy(learner.params)
-        # A transfer guard holds for one thread, so the caller's is passed on.
-        guard = jax.config.jax_transfer_guard  # pyright: ignore[reportAttributeAccessIssue]
-
-        def run() -> dict[str, float]:
-            with jax.transfer_guard(guard):
-                return learner.update(rollouts, options, key)()
-
-        self._newest_update = self._thread.submit(run)
-        return self._newest_update.result
-
-    def check_state(self) -> None:
-        self._settled().check_state()
-
-    def checkpoint_items(self) -> dict[str, Any]:
-        return {"acting": self._lagged_params}
-
-    def close(self) -> None:
-        self._thread.shutdown()  # waits for a running update
+        """Waits for a running update, and ends the thread."""
+        if self._thread is not None:
+            self._thread.shutdown()
 
 
 # --- Compiled functions ------------------------------------------------------------------------------------------
 
 
-class CompiledUpdate(Protocol):
-    """`update.update`, compiled. It consumes the state; all trees have the form of `DataParallel`."""
-
-    def __call__(
-        self, state: TrainState, rollout: Rollout, options: PPOConfig, *, key: jax.Array
-    ) -> tuple[TrainState, Metrics]: ...
-
-
 @lru_cache(maxsize=8)
-def compiled_update(devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm) -> CompiledUpdate:
-    """The update on these devices. The sessions of a process share it, so that it is compiled once."""
+def compiled_update(
+    devices: tuple[jax.Device, ...], network: Network, algorithm: Algorithm
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """`update.update` on these devices: it consumes the state, and all trees have the form of `DataParallel`.
+
+    The sessions of a process share it, so that it is compiled once.
+    """
     function = partial(update, apply=network.apply, algorithm=algorithm)
     return DataParallel(devices).compile(function, donate_argnums=[0])
 
 
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
 _norm = jax.jit(optax.tree.norm)
+
+
+# --- Several devices ---------------------------------------------------------------------------------------------
+
+
+AXIS = "devices"
+
+
+class DataParallel:
+    """Runs one program on one or several devices, each with its part of the data.
+
+    On one device it uses `jit`, and arrays stay as they are. On several it uses `pmap`, which JAX builds on
+    `jit(shard_map)`: every array then has a leading axis, with one row per device. `assemble` and `replicate` put
+    data on the devices in this form, and `local_part` takes out what lies on one of them.
+
+    JAX only maintains `pmap`, and recommends `jit(shard_map)`. A change to that would touch the leading axis (in
+    this class alone), how a key gets to the devices (`compile`), `differing_leaf`, and the mean of gradients
+    (`update.mean_over_devices`).
+    """
+
+    def __init__(self, devices: Sequence[jax.Device]):
+        self.devices = tuple(devices)
+        self.local_devices = tuple(d for d in self.devices if d.process_index == jax.process_index())
+        self._is_single = len(self.devices) == 1
+
+    @cached_property
+    def _rows(self) -> jax.sharding.NamedSharding:
+        """One row of the leading axis for each device."""
+        mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+
+    def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
+        """Compiles a function that takes arrays and the keyword `key`, a random key.
+
+        On several devices, the function also gets the keyword `shard`: a `Shard`, its part of the data.
+        """
+        if self._is_single:
+            return jax.jit(function, donate_argnums=donate_argnums)
+
+        def on_each(*args: Any, key: jax.Array) -> Any:
+            shard = Shard(lax.axis_index(AXIS), len(self.devices), partial(lax.psum, axis_name=AXIS))
+            return function(*args, key=key_of_data(key), shard=shard)  # `assemble` has made integers of the key
+
+        return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
+
+    def assemble(self, parts: Sequence[Any]) -> Any:
+        """Joins trees of arrays, one for each local device, into a single tree, and moves each to its device.
+
+        On several devices, random keys become arrays of integers: across processes, `pmap` accepts no typed keys.
+        """
+        moved = [jax.device_put(part, device) for part, device in zip(parts, self.local_devices, strict=True)]
+        if self._is_single:
+            return moved[0]
+
+        def join(*arrays: jax.Array) -> jax.Array:
+            if jnp.issubdtype(arrays[0].dtype, jax.dtypes.prng_key):
+                arrays = tuple(map(jax.random.key_data, arrays))
+            shape = (len(self.devices), *arrays[0].shape)
+            return jax.make_array_from_single_device_arrays(shape, self._rows, [array[None] for array in arrays])
+
+        return jax.tree.map(join, *moved)
+
+    def replicate(self, tree: Any) -> Any:
+        """A tree with the same values on all devices."""
+        return self.assemble([tree] * len(self.local_devices))
+
+    def local_part(self, tree: Any, index: int) -> Any:
+        """The part of a tree that lies on `local_devices[index]`, without the leading axis."""
+        if self._is_single:
+            return tree
+        device = self.local_devices[index]
+
+        def row(x: jax.Array) -> jax.Array:
+            return next(shard.data for shard in x.addressable_shards if shard.device == device).squeeze(0)
+
+        return jax.tree.map(row, tree)
+
+    def differing_leaf(self, tree: Any, *, rounded: bool = False) -> str | None:
+        """The path of the first leaf of a tree that differs from device to device; None if all are equal.
+
+        All processes must call it, and each gets the same answer.
+
+        Args:
+            rounded: devices may round the tree differently, so floats are compared with `jnp.allclose`.
+        """
+        if self._is_single or not jax.tree.leaves(tree):
+            return None
+        differs = _compiled_differs(self.devices, rounded)(tree)
+        answers = jax.device_get(self.local_part(differs, 0))
+        for path, answer in jax.tree_util.tree_leaves_with_path(answers):
+            if answer:
+                return jax.tree_util.keystr(path)
+        return None
+
+
+@lru_cache(maxsize=8)
+def _compiled_differs(devices: tuple[jax.Device, ...], rounded: bool) -> Callable:
+    """`_differs` on these devices. The sessions of a process share it, so that it is compiled once."""
+    return jax.pmap(partial(_differs, rounded=rounded), axis_name=AXIS, devices=devices)
+
+
+def _differs(tree: Any, rounded: bool) -> Any:
+    """For each leaf, whether it differs on any device from that of the first: bool []. Runs on each device."""
+    is_first = lax.axis_index(AXIS) == 0
+
+    def differs(x: jax.Array) -> jax.Array:
+        value_of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
+        same = jnp.allclose if rounded and jnp.issubdtype(x.dtype, jnp.floating) else jnp.array_equal
+        return lax.psum(~same(x, value_of_first, equal_nan=True), AXIS) > 0
+
+    return jax.tree.map(differs, tree)
+
+
+# --- Updates without playing -------------------------------------------------------------------------------------
+
+
+def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metrics]:
+    """One update of a config's algorithm on a random rollout, to look at before a training.
+
+    It is compiled and runs on JAX's default device. The same config gives the same numbers.
+
+    Args:
+        num_actions: of the network. Nothing is played, so it need not be that of the game.
+
+    Returns:
+        The state after the update, and the metrics, as `update.update` returns them.
+
+    Raises:
+        ConfigError: there is no such algorithm or network, or the minibatches do not suit the rollout.
+        InterfaceError: one of them breaks a rule of its interface.
+    """
+    params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
+    algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
+    (device,) = params_key.devices()  # JAX's default device
+    network = make_network(config.network, num_actions, device_class(device))
+    state = init_train_state(network.init(params_key), options, algorithm, init_key)
+    rollout = random_rollout(
+        rollout_key, network, length=options.rollout_length, num_envs=config.env.num_envs, num_actions=num_actions
+    )
+    compiled = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
+    return compiled(state, rollout, as_numbers(options), update_key)
+
+
+def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: int, num_actions: int) -> Rollout:
+    """A rollout of random frames, actions, values and rewards.
+
+    Games are lost at random; the step after a lost game is an auto-reset step.
+
+    Args:
+        network: the network that learns from it.
+        length: T, steps of each environment.
+    """
+    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
+    steps = (length, num_envs)
+    ends = jax.random.bernoulli(end_key, 0.05, steps)
+    terminated = ends & ~_one_later(ends)
+    auto_reset = _one_later(terminated)
+    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
+
+    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        age = next_age(age, first)
+        return age, age
+
+    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
+    value = jax.random.normal(value_key, (length + 1, num_envs))
+    return Rollout(
+        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.frame_shape), jnp.uint8),
+        age=age,
+        action=jax.random.randint(action_key, steps, 0, num_actions),
+        log_prob=jnp.full(steps, -math.log(num_actions), jnp.float32),
+        value=value[:-1],
+        reward=jax.random.normal(reward_key, steps),
+        terminated=terminated,
+        truncated=jnp.zeros(steps, bool),
+        weight=(~auto_reset).astype(jnp.float32),
+        bootstrap_value=value[-1],
+        carry=network.initial_carry(num_envs),
+    )
+
+
+def _one_later(mark: jax.Array) -> jax.Array:
+    """Marks [T, B] moved to the step after; step 0 has none."""
+    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))
+
+
+def memory_report(config: Config, device: jax.Device, num_learners: int = 1) -> str:
+    """The memory that training needs on each learner device, by XLA's analysis of the update, as text.
+
+    Args:
+        device: one of the learner's devices. The update is compiled for it, with its share of the environments and
+            of the minibatches.
+        num_learners: number of the learner's devices, of all processes.
+    """
+    actions = 18  # the full action set: no ALE game has more
+    num_envs = config.env.num_envs // num_learners
+    options = replace(resolved_options(config), minibatch_size=config.ppo.minibatch_size // num_learners)
+    network = make_network(config.network, actions, device_class(device))
+    algorithm = find_algorithm(config.algorithm)
+
+    def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
+        """The arguments of an update. Only their shapes are used, so nothing of this is computed."""
+        rollout = random_rollout(
+            key, network, length=options.rollout_length, num_envs=num_envs, num_actions=actions
+        )
+        return init_train_state(network.init(key), options, algorithm, key), rollout, options, key
+
+    program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
+    shapes = jax.eval_shape(arguments, new_key(0))
+    with jax.default_device(device):
+        analysis = program.lower(*shapes).compile().memory_analysis()
+    assert analysis is not None
+    held = analysis.argument_size_in_bytes
+    next_rollout = math.prod((options.rollout_length + STACK, num_envs, *network.frame_shape))
+    working = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    lower = "ppo.minibatch_size" if working > 2 * next_rollout else "env.num_envs"
+    return f"""
+memory of a learner device, if it also acts, by XLA's analysis of the compiled update:
+  parameters, optimiser, rollout {held / 2**20:10,.1f} MiB
+  the next rollout               {next_rollout / 2**20:10,.1f} MiB
+  gradients and activations      {working / 2**20:10,.1f} MiB
+  total                          {(held + next_rollout + working) / 2**20:10,.1f} MiB
+  what reduces it: {lower}
+On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
+"""

@@ -4,15 +4,12 @@ A name is shipped, or registered by the user's code: a config file, a file that 
 config that was stored with a run therefore never chooses what is imported.
 """
 
-import logging
 import re
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
 from jaxrl_atari.errors import ConfigError, require
-
-_log = logging.getLogger(__name__)
 
 
 class Registry:
@@ -36,7 +33,7 @@ class Registry:
         return [*self._shipped, *self._registered]
 
     def register(self, name: str, entry: Any) -> None:
-        """Adds a user's entry. A later entry of the same name replaces the earlier one, with a warning in the log.
+        """Adds a user's entry. A later entry of the same name replaces the earlier one.
 
         Raises:
             ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package.
@@ -44,8 +41,6 @@ class Registry:
         is_word = isinstance(name, str) and re.fullmatch(r"[\w.-]+", name)
         require(is_word, self.field, name, "a name of letters, digits and ._-, such as my_idea")
         require(name not in self._shipped, self.field, name, "a new name", "the package ships one of this name")
-        if name in self._registered:
-            _log.warning("%s %s is registered again: the new one replaces the one before", self.field, name)
         self._registered[name] = entry
 
     def get(self, name: str) -> Any:

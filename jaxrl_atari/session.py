@@ -5,27 +5,39 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
+from threadpoolctl import threadpool_limits
 
-from jaxrl_atari.algorithm import check_names_and_minibatches, find_algorithm, resolved_options
-from jaxrl_atari.config import Config
+from jaxrl_atari.algorithm import (
+    Algorithm,
+    TrainState,
+    check_names_and_minibatches,
+    find_algorithm,
+    resolved_options,
+)
+from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.devices import Placement, place
-from jaxrl_atari.errors import Stopped
+from jaxrl_atari.envs.pool import FinishedGame
+from jaxrl_atari.envs.record import GamesInProgress
+from jaxrl_atari.errors import Stopped, reason
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.hardware.device_class import device_class
-from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
+from jaxrl_atari.hardware.distributed import gather_items, is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
+from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, OverlappedLearner, PendingMetrics, SequentialLearner
+from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
+from jaxrl_atari.learner import Learner, PendingMetrics
 from jaxrl_atari.networks import Network, make_network, speed_hints
-from jaxrl_atari.out_of_memory import out_of_memory_advice
+from jaxrl_atari.output import say_traceback
 from jaxrl_atari.provenance import device_text, find_provenance, resume_text
-from jaxrl_atari.rollout import collect, make_groups
+from jaxrl_atari.rollout import Environments, collect, make_groups
 from jaxrl_atari.runs.actions import write_segment
-from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due, return_ma_window
@@ -33,9 +45,7 @@ from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
-from jaxrl_atari.session_arrays import first_arrays, resume_arrays
-from jaxrl_atari.session_environments import SessionEnvironments, start_environments
-from jaxrl_atari.update import current_options, learning_rate
+from jaxrl_atari.update import current_options, init_train_state, learning_rate
 
 
 def run_session(
@@ -124,7 +134,7 @@ def iterations(session: "Session") -> Iterator[PendingMetrics]:
             )
             log.phase("first update")
             pending_metrics = learner.update(collected.rollouts, update_options, update_key)
-        environments.add_finished(collected.games)
+        session.finished_games += collected.games
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
         log.after_update(pending_metrics, rate, (collected.waiting_seconds, collected.other_seconds))
@@ -152,7 +162,7 @@ class Session:
     placement: Placement
     network: Network
     progress: Progress
-    environments: SessionEnvironments
+    environments: Environments
     learner: Learner
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
@@ -160,6 +170,7 @@ class Session:
     keep_dir: Callable[[], None]  # a new directory stays from now on; before the first update, an error removes it
     stop_requested: Callable[[], bool]
     ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
+    finished_games: list[FinishedGame] = field(default_factory=list, init=False)  # since the last checkpoint
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
@@ -216,7 +227,7 @@ class Session:
         # An update's metrics do not show what its last gradient step has done.
         self.log.require_finite({"parameter_norm": self.learner.parameter_norm()})
         progress.saved_env_steps = progress.env_steps
-        finished = self.environments.take_finished()
+        finished, self.finished_games = self.finished_games, []
         if self.checkpoints is None:
             return
         games, segments = self.environments.cut_segments()
@@ -355,9 +366,8 @@ def open_session(
             checkpoints.set_damaged_aside(resumed.damaged)
 
         # What plays, learns and evaluates.
-        make = partial(make_groups, config, placement)
         environments = start_environments(
-            make, config.env, seed=seed, progress=progress, checkpoints=checkpoints, resumed=resumed, say=say
+            config, placement, seed=seed, progress=progress, checkpoints=checkpoints, resumed=resumed, say=say
         )
         exits.callback(environments.close)
         network = environments.network
@@ -365,10 +375,15 @@ def open_session(
             say(hint)
         if arrays is None:
             arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
-        learner: Learner
-        learner = SequentialLearner(placement, network, algorithm, arrays.train_state, check=config.devices.check)
-        if config.overlap == "update":
-            learner = OverlappedLearner(learner, arrays.lagged_params)
+        learner = Learner(
+            placement,
+            network,
+            algorithm,
+            arrays.train_state,
+            overlap=config.overlap == "update",
+            lagged_params=arrays.lagged_params,
+            check=config.devices.check,
+        )
         exits.callback(learner.close)
         evaluator = None
         if leads and config.evaluation.every_env_steps:
@@ -428,3 +443,141 @@ def open_session(
             say(resume_text(resumed.meta, session.meta()))
         del arrays, resumed  # frees the train state and the checkpoint: the learner has a copy
         yield session
+
+
+# --- The arrays that it starts from ------------------------------------------------------------------------------
+
+
+class SessionArrays(NamedTuple):
+    """The arrays that a session starts from."""
+
+    train_state: TrainState
+    key: jax.Array  # all other keys derive from it
+    lagged_params: Any = None  # the item `acting`; None before the first update, and without overlap
+    evaluated_params: Any = None  # those of the evaluation that ran at the checkpoint; None if none did
+
+
+def first_arrays(
+    network: Network, algorithm: Algorithm, options: PPOConfig, *, seed: int, device: jax.Device
+) -> SessionArrays:
+    """The arrays of a session before its first update.
+
+    They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal
+    initialiser calls LAPACK's QR, which rounds differently with another number of threads. That number depends on
+    the machine, on `OMP_NUM_THREADS` (which Ray sets) and on `OPENBLAS_NUM_THREADS`. Here it is always one.
+
+    Args:
+        options: as `resolved_options` returns them.
+        seed: seed of the session.
+        device: where the arrays are put.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
+        arrays = _first_arrays(network, algorithm, options, new_key(seed))
+        jax.block_until_ready(arrays)  # before the limit ends
+    return SessionArrays(**jax.device_put(arrays, device))
+
+
+def resume_arrays(
+    resumed: ResumedCheckpoint, network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
+) -> SessionArrays:
+    """The arrays of the checkpoint that a session resumes from.
+
+    Args:
+        options: as `resolved_options` returns them.
+        device: where the arrays are put.
+
+    Raises:
+        UserError: the checkpoint holds another network or optimiser.
+    """
+    target = abstract_arrays(network, algorithm, options, device=device)
+    arrays = SessionArrays(**resumed.to_devices("arrays", target))
+    # The other items in memory, `acting` and `evaluation`, have the form of the parameters.
+    params = {
+        item: resumed.to_devices(item, arrays.train_state.params) for item in resumed.items if item != "arrays"
+    }
+    return arrays._replace(lagged_params=params.get("acting"), evaluated_params=params.get("evaluation"))
+
+
+def abstract_arrays(
+    network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
+) -> dict[str, Any]:
+    """Shapes, types and placement of the item `arrays` of a checkpoint: `train_state` and `key`."""
+    key = jax.eval_shape(lambda: new_key(0))
+    shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _first_arrays(network: Network, algorithm: Algorithm, options: PPOConfig, key: jax.Array) -> dict[str, Any]:
+    params = network.init(jax.random.fold_in(key, NETWORK_STREAM))
+    train_state = init_train_state(params, options, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
+    return {"train_state": train_state, "key": key}
+
+
+# --- The environments that it starts from ------------------------------------------------------------------------
+
+
+def start_environments(
+    config: Config,
+    placement: Placement,
+    *,
+    seed: int,
+    progress: Progress,
+    checkpoints: Checkpoints,
+    resumed: ResumedCheckpoint | None,
+    say: Callable[[str], object],
+) -> Environments:
+    """Makes environments in which the games of a checkpoint continue if that is possible; else new games start.
+
+    Of several processes, either all continue their games or none does.
+
+    Args:
+        seed: seed of the session, from which that of new games derives.
+        progress: how far the session has come.
+        resumed: the checkpoint that the session resumes from; None for a new session.
+        say: receives a line for the user if the games of a checkpoint cannot continue.
+    """
+    make = partial(make_groups, config, placement)
+    why_new = ""
+    if resumed is not None:
+        why_new = games_problem(config.env, resumed.meta)
+        if not why_new:
+            game_seed = resumed.meta["game_seed"]
+            # 0 steps so far: the games are played again from their start, which counts their steps.
+            environments = Environments(make(game_seed, 0), game_seed)
+            why_new = _continue_games(environments, checkpoints, resumed)
+            if not why_new:
+                return environments
+            environments.close()
+        say(f"new games are started ({why_new})")
+    game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
+    return Environments(make(game_seed, progress.steps_per_env), game_seed, why_new)
+
+
+def _continue_games(environments: Environments, checkpoints: Checkpoints, resumed: ResumedCheckpoint) -> str:
+    """Continues the games of a checkpoint. If a bug prevents it, the traceback is printed.
+
+    Returns:
+        Why they cannot continue, in this process or in another; empty if they do, in all processes.
+    """
+    why_new = ""
+    try:
+        games = GamesInProgress(**checkpoints.restore(resumed.env_steps, item="games"))
+        has_memory = "carry" in resumed.meta["items"]
+        carry = checkpoints.restore(resumed.env_steps, item="carry") if has_memory else {}
+        environments.resume(games, carry)
+    except Exception as error:  # a hostile item may raise any type; the pool checks every action
+        say_traceback(error)
+        why_new = reason(error)
+    return next(filter(None, gather_items([why_new])), "")
+
+
+def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
+    """Why the games of a checkpoint cannot continue in these environments; empty if they can."""
+    if "games" not in meta["items"]:
+        return "the checkpoint has none: the back end ale records them, in a single process"
+    before = meta["config"]["env"]
+    now = {"num_envs": env.num_envs, "backend": env.backend}
+    changed = [f"env.{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
+    return ", ".join(changed)

@@ -410,8 +410,9 @@ def check_optimizer_state(opt_state: optax.OptState) -> None:
     The rate of the first update would stay: `optimizer(options)` is called in every update, but its state is kept.
     """
     kept = optax.tree.get_all_with_path(opt_state, "learning_rate")
-    expected = "none, so that options.learning_rate, the rate of each update, is used"
-    require_interface(not kept, "learning rate in the state of the optimiser", kept, expected)
+    expected = "no learning rate, because options.learning_rate is that of each update"
+    hint = "leave out inject_hyperparams"
+    require_interface(not kept, "state of the optimiser", "learning_rate", expected, hint)
 
 
 def check_same(found: Any, expected: Any, name: str, form: Callable[[Any], str]) -> None:

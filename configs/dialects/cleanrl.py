@@ -16,11 +16,11 @@ cut-off games, whose end counts as terminal. What is not the same:
   off.
 """
 
+from jaxrl_atari.algorithms.dialects import DIALECTS
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.dialects import DIALECTS
 
 
 def get_config() -> Config:
-    dialect = DIALECTS["cleanrl"]  # the settings: jaxrl_atari/dialects.py
+    dialect = DIALECTS["cleanrl"]  # the settings: jaxrl_atari/algorithms/dialects.py
     env = EnvConfig(game="Breakout", protocol="classic", num_envs=dialect.num_envs)
     return Config(name="cleanrl", env=env, ppo=dialect.ppo)

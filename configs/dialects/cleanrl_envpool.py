@@ -15,11 +15,11 @@ Proven against the unmodified script of cleanrl 1.2.0 (tests/long/test_originals
 By default, ale-py plays the games. `--env.backend envpool` uses EnvPool (pip install 'jaxrl_atari[envpool]').
 """
 
+from jaxrl_atari.algorithms.dialects import DIALECTS
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.dialects import DIALECTS
 
 
 def get_config() -> Config:
-    dialect = DIALECTS["cleanrl_envpool"]  # the settings: jaxrl_atari/dialects.py
+    dialect = DIALECTS["cleanrl_envpool"]  # the settings: jaxrl_atari/algorithms/dialects.py
     env = EnvConfig(game="Breakout", protocol="classic", num_envs=dialect.num_envs)
     return Config(name="cleanrl_envpool", env=env, ppo=dialect.ppo)

@@ -16,11 +16,11 @@ error that is not clipped, which is `value_coef` 2 here. What the paper does not
 The paper's 40M frames are 10M env steps.
 """
 
+from jaxrl_atari.algorithms.dialects import DIALECTS
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.dialects import DIALECTS
 
 
 def get_config() -> Config:
-    dialect = DIALECTS["paper"]  # the settings: jaxrl_atari/dialects.py
+    dialect = DIALECTS["paper"]  # the settings: jaxrl_atari/algorithms/dialects.py
     env = EnvConfig(game="Breakout", protocol="classic", num_envs=dialect.num_envs)
     return Config(name="paper", env=env, ppo=dialect.ppo)

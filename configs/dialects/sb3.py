@@ -21,11 +21,11 @@ value loss that is not clipped and weighs twice as much, and an annealed clip ra
 - Heads start with gains 0.01 and 1, as here. The parameters of SB3 are other random draws, as with another seed.
 """
 
+from jaxrl_atari.algorithms.dialects import DIALECTS
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.dialects import DIALECTS
 
 
 def get_config() -> Config:
-    dialect = DIALECTS["sb3"]  # the settings: jaxrl_atari/dialects.py
+    dialect = DIALECTS["sb3"]  # the settings: jaxrl_atari/algorithms/dialects.py
     env = EnvConfig(game="Breakout", protocol="classic", num_envs=dialect.num_envs)
     return Config(name="sb3", env=env, ppo=dialect.ppo)

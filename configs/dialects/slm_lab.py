@@ -15,11 +15,11 @@ stratified, and auto-reset steps, which are samples. What is not the same:
 Lambda is the one tuned for the game, as in the published runs.
 """
 
+from jaxrl_atari.algorithms.dialects import DIALECTS
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.dialects import DIALECTS
 
 
 def get_config() -> Config:
-    dialect = DIALECTS["slm_lab"]  # the settings: jaxrl_atari/dialects.py
+    dialect = DIALECTS["slm_lab"]  # the settings: jaxrl_atari/algorithms/dialects.py
     env = EnvConfig(game="Breakout", num_envs=dialect.num_envs)
     return Config(name="slm_lab", env=env, ppo=dialect.ppo)

@@ -1,1 +1,1 @@
-"""Further algorithms, each a file that replaces parts of `ppo.PPO`. `registry.ALGORITHMS` names them."""
+"""Further algorithms, each a file that replaces parts of `ppo.PPO`; and the dialects of PPO."""

@@ -15,11 +15,11 @@ from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.device_class import device_class
+from jaxrl_atari.keys import new_key
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent, make_network
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
-from jaxrl_atari.session_arrays import abstract_params
 
 _log = logging.getLogger(__name__)
 
@@ -174,7 +174,11 @@ def load_policy(
 
     def restore_target(meta: dict[str, Any]) -> Any:
         """The shapes of the parameters and the device that they go to."""
-        return abstract_params(config_from_dict(meta["config"]).network, meta["num_actions"], device)
+        network = make_network(config_from_dict(meta["config"]).network, meta["num_actions"])
+        params = jax.eval_shape(lambda: network.init(new_key(0)))
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), params)
+        return {"train_state": {"params": shapes}}
 
     if checkpoint == "latest":
         env_steps, arrays, meta, damaged = checkpoints.restore_newest(restore_target, part=PARAMETERS)

@@ -1,11 +1,15 @@
 """GPU memory: the fraction of it that JAX reserves in a process, and the errors when a device runs out."""
 
+import contextlib
 import math
 import os
 import re
+from collections.abc import Iterator
+
+import jax
 
 from jaxrl_atari.config import DevicesConfig
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import UserError, require
 
 FRACTION_VARIABLE = "XLA_CLIENT_MEM_FRACTION"
 OLD_FRACTION_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
@@ -74,3 +78,23 @@ def apply_memory_fraction(options: DevicesConfig) -> None:
 def do_not_preallocate() -> None:
     """Makes JAX take GPU memory only as needed: a training run may use the GPU. Call it before JAX starts."""
     os.environ.setdefault(PREALLOCATE_VARIABLE, "false")
+
+
+@contextlib.contextmanager
+def out_of_memory_advice(minibatch_size: int, num_envs: int) -> Iterator[None]:
+    """Turns JAX's out-of-memory error into a `UserError` that says which options to lower."""
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        text = str(error)
+        if NO_MEMORY.search(text):
+            problem = "out of device memory"
+        elif PERHAPS_NO_MEMORY.search(text):
+            problem = "out of device memory, or the version of cuDNN does not suit that of jaxlib"
+        else:
+            raise
+        raise UserError(
+            f"{problem} ({text[:160]}); lower ppo.minibatch_size = {minibatch_size} or"
+            f" env.num_envs = {num_envs}, or where sessions share a GPU, lower trial.parallel (on a Ray cluster,"
+            " raise resources.gpu), and use --resume"
+        ) from error

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
+from jaxrl_atari.algorithms.dialects import dialect_text
 from jaxrl_atari.config import Config
-from jaxrl_atari.dialects import dialect_text
 from jaxrl_atari.envs.games import Game, game_under
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import UserError

@@ -20,8 +20,7 @@ from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import CODE_FOLDER, DIGESTS_FILE, checkpoint_path, session_number
 from jaxrl_atari.runs.run_dir import is_only_copy
-from jaxrl_atari.session import iterations, open_session, place_session
-from jaxrl_atari.session_environments import games_problem
+from jaxrl_atari.session import games_problem, iterations, open_session, place_session
 
 
 def retrain(session_dir: Path, start: int) -> str:

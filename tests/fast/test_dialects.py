@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_atari.algorithms.dialects import DIALECTS, dialect_text
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig, flat
-from jaxrl_atari.dialects import DIALECTS, dialect_text
 
 FOLDER = Path(__file__).parents[2] / "configs" / "dialects"
 

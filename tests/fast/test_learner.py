@@ -12,18 +12,16 @@ from fake_pools import Corridor
 from small_networks import FeedForward, make
 
 from jaxrl_atari.config import DevicesConfig, PPOConfig
-from jaxrl_atari.data_parallel import DataParallel
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.learner import OverlappedLearner, SequentialLearner
+from jaxrl_atari.learner import DataParallel, Learner, random_rollout
 from jaxrl_atari.ppo import PPO, ppo_prepare
-from jaxrl_atari.random_rollout import random_rollout
 from jaxrl_atari.update import init_train_state
 
 LENGTH, ENVS = 16, 8
 CONFIG = PPOConfig(rollout_length=LENGTH, minibatch_size=2 * LENGTH, epochs=2, gae_lambda=0.95)
 KEY = jax.random.key(7)
-either = pytest.mark.parametrize("kind", [SequentialLearner, OverlappedLearner])
+either = pytest.mark.parametrize("overlap", [False, True])
 on_devices = pytest.mark.parametrize("devices", [1, 2])
 
 
@@ -37,11 +35,10 @@ def first_state(algorithm=PPO):
     return init_train_state(network()[0], CONFIG, algorithm, KEY)
 
 
-def learner_of(kind, algorithm=PPO, state=None, *, devices=1, lagged_params=None, check=False):
-    """A `SequentialLearner`, or an `OverlappedLearner` of one."""
+def learner_of(algorithm=PPO, state=None, *, devices=1, **how):
+    """A learner of the small network on so many CPU devices."""
     placement = place(DevicesConfig(gpu=False, data_parallel=devices))
-    learner = SequentialLearner(placement, network()[1], algorithm, state or first_state(algorithm), check=check)
-    return learner if kind is SequentialLearner else OverlappedLearner(learner, lagged_params)
+    return Learner(placement, network()[1], algorithm, state or first_state(algorithm), **how)
 
 
 def start_update(learner, number=0, devices=1):
@@ -66,7 +63,7 @@ def kept(tree):
 
 @on_devices
 def test_the_newest_parameters_act(devices):
-    learner = learner_of(SequentialLearner, devices=devices)
+    learner = learner_of(devices=devices)
     learned = [kept(learner.params)]
     for number in range(2):
         start_update(learner, number, devices)
@@ -82,7 +79,7 @@ def test_the_newest_parameters_act(devices):
 
 @on_devices
 def test_with_overlap_the_parameters_from_before_the_newest_update_act(devices):
-    learner = learner_of(OverlappedLearner, devices=devices)
+    learner = learner_of(overlap=True, devices=devices)
     learned = [kept(learner.params)]
     assert_equal(learner.acting_params(), [learned[0]] * devices)
     for number in range(3):
@@ -93,7 +90,7 @@ def test_with_overlap_the_parameters_from_before_the_newest_update_act(devices):
     # A checkpoint keeps both: the parameters that act, and the state to which they are compared.
     items = learner.checkpoint_items()
     assert items.keys() == {"acting"}
-    continued = learner_of(OverlappedLearner, state=learner.state, devices=devices, lagged_params=items["acting"])
+    continued = learner_of(state=learner.state, devices=devices, overlap=True, lagged_params=items["acting"])
     assert_equal(continued.acting_params(), [learned[-2]] * devices)
     assert_equal(continued.params, learned[-1])
     continued.close()
@@ -102,8 +99,8 @@ def test_with_overlap_the_parameters_from_before_the_newest_update_act(devices):
 @on_devices
 def test_both_learn_the_same_from_the_same_rollouts(devices):
     found = []
-    for kind in (SequentialLearner, OverlappedLearner):
-        learner = learner_of(kind, devices=devices)
+    for overlap in (False, True):
+        learner = learner_of(devices=devices, overlap=overlap)
         metrics = [start_update(learner, number, devices)() for number in range(2)]
         found.append((metrics, kept(learner.state), learner.parameter_norm()))
         learner.close()
@@ -119,9 +116,9 @@ def test_both_learn_the_same_from_the_same_rollouts(devices):
 
 
 @either
-def test_a_learner_leaves_the_arrays_that_it_is_given(kind):
+def test_a_learner_leaves_the_arrays_that_it_is_given(overlap):
     given = first_state()
-    learner = learner_of(kind, state=given)
+    learner = learner_of(state=given, overlap=overlap)
     start_update(learner)()
     for old, new in zip(*map(jax.tree.leaves, (given.params, learner.state.params)), strict=True):
         assert np.any(np.asarray(old) != new)
@@ -136,7 +133,7 @@ def failing_loss(params, apply, batch, options):
 
 
 def test_an_error_of_an_overlapped_update_is_raised_by_whatever_waits_for_it():
-    learner = learner_of(OverlappedLearner, PPO._replace(loss=failing_loss))
+    learner = learner_of(PPO._replace(loss=failing_loss), overlap=True)
     before = kept(learner.params)
     pending_metrics = start_update(learner)
     waiting = {
@@ -218,7 +215,7 @@ def test_the_state_must_be_the_same_on_all_devices(changed, leaf):
 
     extra = {"updates": jnp.zeros((), jnp.int32), "mean": jnp.zeros(())}
     algorithm = PPO._replace(init=lambda params, key: (params, extra), prepare=prepare)
-    learner = learner_of(SequentialLearner, algorithm, devices=2)
+    learner = learner_of(algorithm, devices=2)
     expected = f"{leaf} of prepare = 'another value on each device': expected the same on all devices; "
     with pytest.raises(InterfaceError, match=expected):
         start_update(learner, devices=2)()
@@ -233,13 +230,13 @@ def second_moments_of_each_device_from_update_2(state, mean):
     return state.replace(opt_state=parts)
 
 
-@pytest.mark.parametrize(("kind", "check"), [(SequentialLearner, True), (OverlappedLearner, False)])
-def test_a_difference_that_begins_later_is_found_before_a_checkpoint(kind, check):
+@pytest.mark.parametrize(("overlap", "check"), [(False, True), (True, False)])
+def test_a_difference_that_begins_later_is_found_before_a_checkpoint(overlap, check):
     def prepare(state, apply, rollout, mean, options, key):
         state = second_moments_of_each_device_from_update_2(state, jnp.mean(rollout.value))
         return ppo_prepare(state, apply, rollout, mean, options, key)
 
-    learner = learner_of(kind, PPO._replace(prepare=prepare), devices=2, check=check)
+    learner = learner_of(PPO._replace(prepare=prepare), devices=2, overlap=overlap, check=check)
     start_update(learner, devices=2)()
     learner.check_state()
     with pytest.raises(InterfaceError, match="expected the same on all devices"):  # noqa: PT012

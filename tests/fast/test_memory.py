@@ -8,8 +8,12 @@ import pytest
 
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, OLD_FRACTION_VARIABLE, apply_memory_fraction
-from jaxrl_atari.out_of_memory import out_of_memory_advice
+from jaxrl_atari.hardware.memory import (
+    FRACTION_VARIABLE,
+    OLD_FRACTION_VARIABLE,
+    apply_memory_fraction,
+    out_of_memory_advice,
+)
 
 
 def test_the_process_of_a_slot_keeps_one_of_the_two_memory_variables(monkeypatch):

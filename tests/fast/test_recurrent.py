@@ -8,8 +8,7 @@ from fake_pools import NoisePool, group_of
 from small_networks import Recurrent, make
 
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.rollout import act, collect
-from jaxrl_atari.session_environments import join_carries, split_carry
+from jaxrl_atari.rollout import act, collect, join_carries, split_carry
 
 
 class WeaklyTyped(Recurrent):

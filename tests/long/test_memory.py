@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.update_memory import memory_report
+from jaxrl_atari.learner import memory_report
 
 SMALL = Config(
     env=EnvConfig(num_envs=8),

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -29,13 +29,14 @@ import numpy as np
 import optax
 import pytest
 from originals import rollouts
+from quick import jit
 from small_networks import nature_in_float64
 
 from jaxrl_atari import ppo
 from jaxrl_atari import update as update_module
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout
+from jaxrl_atari.algorithms.dialects import DIALECTS
 from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
-from jaxrl_atari.dialects import DIALECTS
 from jaxrl_atari.frames import BLOCKED, PLAIN, as_frames
 from jaxrl_atari.networks import Observation, make_network
 from jaxrl_atari.ppo import log_prob_of
@@ -126,7 +127,8 @@ def shared_rollout(name):
     ours."""
     given = games()
     seen = rollouts.stacks(given)
-    outputs = nature_in_float64(rollouts.parameters(), Observation(jnp.asarray(seen.reshape(-1, *seen.shape[2:]))))
+    observation = Observation(jnp.asarray(seen.reshape(-1, *seen.shape[2:])))
+    outputs = jit(nature_in_float64)(rollouts.parameters(), observation)
     value = outputs.value.reshape(seen.shape[:2])
     action = np.zeros(rollouts.STEPS * rollouts.NUM_ENVS, np.int32)
     action[tape(name).sample] = record(name)["action"]
@@ -200,7 +202,7 @@ def compiled_update(name, as_torch, **flipped):
             state = update_module.init_train_state(params, config, ppo.PPO, key)
             return update_module.update(state, rollout, config, key, apply=nature_in_float64, algorithm=ppo.PPO)
 
-    return jax.jit(run)
+    return jit(run)
 
 
 @cache
@@ -281,7 +283,8 @@ def test_advantages_losses_and_the_first_gradient_are_the_originals(name):
         acted = {"value": rollout.value, "log_prob": rollout.log_prob, "advantage": samples.advantage}
         for key, values in acted.items():
             np.testing.assert_allclose(values.reshape(-1)[sample], found[key], rtol=0, atol=1e-12, err_msg=key)
-        gradient, _ = jax.grad(ppo.ppo_loss, has_aux=True)(rollouts.parameters(), nature_in_float64, batch, config)
+        loss = partial(ppo.ppo_loss, apply=nature_in_float64, batch=batch, options=config)
+        gradient, _ = jit(jax.grad(loss, has_aux=True))(rollouts.parameters())
     apart = difference(jax.device_get(gradient), layers_of(name, "gradient"))
     print(f"{name}: first gradient in float64: {apart:.1e}")
     assert apart < 1e-12
@@ -363,7 +366,8 @@ def test_the_shipped_network_has_the_originals_first_gradient(name):
     config = jax.tree.map(np.float32, config)
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), rollouts.parameters())
     network = make_network(NetworkConfig(), rollouts.ACTIONS, "cpu")
-    gradient, _ = jax.grad(ppo.ppo_loss, has_aux=True)(params, network.apply, batch, config)
+    loss = partial(ppo.ppo_loss, apply=network.apply, batch=batch, options=config)
+    gradient, _ = jit(jax.grad(loss, has_aux=True))(params)
     apart = difference(jax.device_get(gradient), layers_of(name, "gradient"))
     print(f"{name}: first gradient in float32: {apart:.1e}")
     assert apart < 1e-5

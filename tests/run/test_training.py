@@ -59,7 +59,7 @@ def test_a_failure_on_either_side_of_the_overlap_is_raised_and_nothing_hangs(sid
         trained = iterations(run)
         next(trained)
         if side == "learner":
-            run.learner._learner._update = fail
+            run.learner._update = fail
         else:
             run.environments.groups[0][0].pool.send = fail
         with pytest.raises(RuntimeError, match="planted"):
@@ -86,7 +86,7 @@ def test_the_steady_loop_makes_no_implicit_transfers(place, open_run, monkeypatc
     def careless(function):
         return lambda *arguments, **named: (bias + np.ones(4), function(*arguments, **named))[1]
 
-    owner, name = (rollout, "begin_rollout") if place == "rollout" else (run.learner._learner, "_update")
+    owner, name = (rollout, "begin_rollout") if place == "rollout" else (run.learner, "_update")
     monkeypatch.setattr(owner, name, careless(getattr(owner, name)))
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         list(iterations(run))

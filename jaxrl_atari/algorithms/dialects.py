@@ -1,6 +1,6 @@
 """Dialects of PPO: the settings with which `update.update` computes the update of another implementation.
 
-`tests/test_originals.py` compares CleanRL's scripts and stable-baselines3 with this package on one rollout.
+`tests/long/test_originals.py` compares CleanRL's scripts and stable-baselines3 with this package on one rollout.
 `slm_lab` and `paper` were read, not run. `configs/dialects/` has a config file for each dialect, whose header
 lists the remaining differences, and `docs/dialects.md` compares the dialects.
 """
