@@ -180,11 +180,29 @@ class Network:
         return f"network {type(self.module).__name__}"
 
 
-BFLOAT16_CPUS = {"bfloat16 cpu", "amx cpu"}
-"""The classes of CPUs that multiply bfloat16 (`hardware/device_class.py`)."""
+def described(x: Any) -> str:
+    """An array in messages, such as `float32[64]`."""
+    return f"{jnp.result_type(x)}{list(jnp.shape(x))}"
 
-CPUS = {"cpu", *BFLOAT16_CPUS}
-"""The classes of CPUs."""
+
+def is_precise(x: Any) -> bool:
+    """Whether an array is float32 or float64."""
+    return jnp.result_type(x).name in ("float32", "float64")
+
+
+def strongly_typed(tree: Any) -> Any:
+    """The leaves of a tree as arrays of fixed types.
+
+    Python numbers, and arrays that are computed from them alone, are weakly typed in JAX. A state or a memory with
+    such leaves would compile its program twice, because they have fixed types once they were stored or restored.
+    """
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
+
+
+# --- The choice --------------------------------------------------------------------------------------------------
+
+CPUS = {"cpu", "bfloat16 cpu", "amx cpu"}
+"""The classes of CPUs (`hardware/device_class.py`); the last two multiply bfloat16."""
 
 
 def make_network(config: NetworkConfig, num_actions: int, *devices: str) -> Network:
@@ -225,7 +243,7 @@ def speed_hints(network: Network) -> list[str]:
             f"{network}: on a CPU, the gradients of {names} are many times slower than those of"
             " jaxrl_atari.networks.Conv; see docs/idea.md, A network"
         )
-    if network.cpu in BFLOAT16_CPUS and network.dtype == jnp.float32:
+    if network.cpu != "cpu" and network.dtype == jnp.float32:
         hints.append(
             "this CPU multiplies bfloat16: --network.compute-dtype bfloat16 trains nature 1.3 to 1.6 times as fast"
         )
@@ -440,39 +458,3 @@ class NatureLSTM(nn.Module):
         """The fields of an `Observation` -> `Outputs`."""
         x, carry = lstm(self.units, shared(self, NatureFeatures(self.dtype))(stacks), first, carry)
         return heads(x, self.num_actions, carry)
-
-
-# --- Values in checks and messages, also those of algorithms -----------------------------------------------------
-
-
-def described(x: Any) -> str:
-    """A value in messages: `float32[64]` for an array, `(TrainState, dict)` for a tuple, else its class."""
-    if type(x) is tuple:
-        return f"({', '.join(map(described, x))})"
-    return f"{jnp.result_type(x)}{list(jnp.shape(x))}" if is_array_like(x) else type(x).__name__
-
-
-def strongly_typed(tree: Any) -> Any:
-    """The leaves of a tree as arrays of fixed types.
-
-    Python numbers, and arrays that are computed from them alone, are weakly typed in JAX. A state or a memory with
-    such leaves would compile its program twice, because they have fixed types once they were stored or restored.
-    """
-    return jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(x)), tree)
-
-
-def is_precise(x: Any) -> bool:
-    """Whether x is an array or a number of floats, float32 or wider."""
-    if not is_array_like(x):
-        return False
-    dtype = jnp.result_type(x)
-    return bool(jnp.issubdtype(dtype, jnp.floating)) and jnp.promote_types(dtype, jnp.float32) == dtype
-
-
-def is_array_like(x: Any) -> bool:
-    """Whether JAX can make an array of x: an array, a tracer, a random key or a number."""
-    try:
-        jax.typeof(x)
-    except TypeError:
-        return False
-    return True

@@ -116,7 +116,7 @@ def module_in_chunks(module: nn.Module, x: jax.Array) -> jax.Array:
 def in_chunks(function: Callable[[jax.Array], jax.Array], x: jax.Array, chunk: int) -> jax.Array:
     """`function(x)`, a function of each sample alone, for at most `chunk` samples at a time."""
     count = -(-len(x) // chunk)
-    if count == 1:
+    if count <= 1:
         return function(x)
     filled = jnp.pad(x, ((0, -len(x) % count), *[(0, 0)] * (x.ndim - 1)))  # zeros fill the last chunk
     chunks = filled.reshape(count, -1, *x.shape[1:])

@@ -2,14 +2,20 @@
 
 import contextlib
 import dataclasses
+import re
 from collections import defaultdict
+from functools import partial
 
 import jax
+import numpy as np
 import pytest
 
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, PPOConfig
-from jaxrl_atari.learner import compiled_update
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.learner import compiled_update, random_rollout
+from jaxrl_atari.networks import make_network
+from jaxrl_atari.ppo import PPO
 from jaxrl_atari.session import iterations, open_session, place_session
+from jaxrl_atari.update import init_train_state, update
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
 COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -68,3 +74,18 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
         iterate(run, 2)
         run.finish()
     assert not events[COMPILED]
+
+
+def test_the_update_of_nature_makes_no_images():
+    """Frames are stored in the blocks that its first layer reads: XLA cancels the moves to images and back."""
+    options = jax.tree.map(np.float32, PPOConfig(rollout_length=32, minibatch_size=64, epochs=1, gae_lambda=0.95))
+    network = make_network(NetworkConfig(), 6, "cpu")
+
+    def arguments(key):
+        rollout = random_rollout(key, network, length=32, num_envs=ENVS, num_actions=6)
+        return init_train_state(network.init(key), options, PPO, key), rollout, options, key
+
+    shapes = jax.eval_shape(arguments, jax.random.key(0))
+    compiled = jax.jit(partial(update, apply=network.apply, algorithm=PPO)).lower(*shapes).compile()
+    assert f"u8[36,{ENVS},21,21,16]" in compiled.as_text()
+    assert not re.findall(r"u8\[[\d,]*84,84", compiled.as_text())
