@@ -1,7 +1,6 @@
 """A Gymnasium environment with the protocol, preprocessing and frame stacks of a training run."""
 
 import contextlib
-from collections import deque
 from typing import Any
 
 import gymnasium
@@ -11,7 +10,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND, EnvPool
-from jaxrl_atari.evaluate.play import make_evaluation_pool
+from jaxrl_atari.evaluate.play import FrameStacks, make_evaluation_pool
 
 
 def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:
@@ -53,7 +52,7 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         self._env = env
         self._pool: EnvPool | None = None  # None before the first game, and after `close`
         self._over = False
-        self._frames = deque[np.ndarray](maxlen=STACK)
+        self._stacks = FrameStacks(1)
         with contextlib.closing(self._make_pool(0)) as pool:  # a game has a pool of its own, with its seed
             self.metadata = {**self.metadata, "render_fps": pool.steps_per_second}
             self.action_space = spaces.Discrete(pool.num_actions)
@@ -87,8 +86,7 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             self._pool = pool
             step = pool.reset()
         self._over = False
-        self._frames.extend([step.frame[0]] * STACK)
-        return self._observation(), {"lives": int(pool.lives[0])}
+        return self._stacks.push(step.frame, step.first)[0], {"lives": int(pool.lives[0])}
 
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Makes an env step.
@@ -103,14 +101,11 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         if self._over or self._pool is None:
             raise gymnasium.error.ResetNeeded("step: the game is over, or has not begun; call reset first")
         step = self._pool.step(np.array([action]))
-        self._frames.append(step.frame[0])
+        stacks = self._stacks.push(step.frame, step.first)
         self._over = bool(step.terminated[0] or step.truncated[0])
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
         info = {"lives": int(self._pool.lives[0])}
-        return self._observation(), float(step.reward[0]), terminated, truncated, info
-
-    def _observation(self) -> np.ndarray:
-        return np.stack(self._frames, axis=-1)
+        return stacks[0], float(step.reward[0]), terminated, truncated, info
 
     def render(self) -> np.ndarray | None:
         """The newest screen, uint8 [height, width, 3]; None without a render mode.

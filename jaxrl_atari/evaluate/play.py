@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.config import EnvConfig, EvaluationConfig, check_fields
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.envs.pool import FRAME_SKIP
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STACK
 from jaxrl_atari.evaluate.policy import Decision, Policy
-from jaxrl_atari.frames import PLAIN, STACK, gather_stacks, next_age
 from jaxrl_atari.keys import EVALUATION_STREAM, new_key
 
 SECONDS_BETWEEN_LINES = 30
@@ -70,27 +68,21 @@ def make_evaluation_pool(env: EnvConfig, num_envs: int, *, seed: int, screens: b
     )  # fmt: skip
 
 
-@jax.jit
-def push_frame(window: jax.Array, age: jax.Array, frame: jax.Array, first: jax.Array) -> tuple[jax.Array, ...]:
-    """Adds the newest frame of each game to its last four frames, and returns the frame stacks.
+class FrameStacks:
+    """The last four frames of each game; a game's first frame fills its stack."""
 
-    Args:
-        window: uint8 `[4, B, 84, 84, 1]`, the last four frames. It starts as an `empty_window`.
-        age: int32 `[B]`, the age of the last of these frames, as in `frames.next_age`.
-        frame: uint8 `[B, 84, 84]`, the newest frame.
-        first: bool `[B]`, true where the newest frame starts a game.
+    def __init__(self, num_envs: int):
+        self._stacks = np.zeros((num_envs, FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
 
-    Returns:
-        The new window and ages, and the stacks, uint8 `[B, 84, 84, 4]`.
-    """
-    window = jnp.concatenate([window[1:], frame[None, ..., None]])
-    age = next_age(age, first)
-    return window, age, gather_stacks(window, age[None], jnp.arange(len(age)))
+    def push(self, frame: np.ndarray, first: np.ndarray) -> np.ndarray:
+        """Adds frames uint8 `[n, 84, 84]`, which start games where `first` is true, bool `[n]`.
 
-
-def empty_window(num_envs: int) -> tuple[np.ndarray, np.ndarray]:
-    """The window and ages that `push_frame` starts from."""
-    return np.zeros((STACK, num_envs, *PLAIN), np.uint8), np.zeros(num_envs, np.int32)
+        Returns:
+            The stacks, a new array uint8 `[n, 84, 84, 4]`, the oldest frame first.
+        """
+        self._stacks = np.concatenate([self._stacks[..., 1:], frame[..., None]], axis=-1)
+        self._stacks[first] = frame[first][..., None]
+        return self._stacks
 
 
 def play(
@@ -111,7 +103,7 @@ def play(
     Yields:
         The start of the games, with None; then each step, with the decision that led to it.
     """
-    window, age = jax.device_put(empty_window(pool.num_envs), policy.device)
+    stacks = FrameStacks(pool.num_envs)
     with jax.default_device(policy.device):  # keeps an evaluation on the CPU off a GPU that trains
         key = jax.random.fold_in(new_key(seed), EVALUATION_STREAM)
         carry = policy.initial_carry(pool.num_envs)
@@ -120,8 +112,8 @@ def play(
     for number in itertools.count():
         yield step, decision
         with jax.default_device(policy.device):
-            window, age, stacks = push_frame(window, age, step.frame, step.first)
-            decision = policy.decide(stacks, step.first, carry, jax.random.fold_in(key, number), greedy)
+            step_key = jax.random.fold_in(key, number)
+            decision = policy.decide(stacks.push(step.frame, step.first), step.first, carry, step_key, greedy)
             carry = decision.outputs.carry
         step = pool.step(decision.actions)
 
