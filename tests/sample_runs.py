@@ -10,7 +10,7 @@ from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 
 FEW_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
-"""An earlier version had no others."""
+"""Enough for a score and the graphs of returns."""
 
 
 def table(return_mean, env_steps=None, **columns):

@@ -60,8 +60,8 @@ def _find_target(session_dir: Path, start: int) -> WrittenCheckpoint:
     meta = checkpoints.read_meta(start)
     if meta.get("parameters_only"):
         raise UserError("the checkpoint holds the parameters alone; ask its owner for the whole run")
-    if not (session_dir / DIGESTS_FILE).is_file():  # those trained before 2026-11-26 wrote none
-        raise UserError(f"the session has no {DIGESTS_FILE}, because an earlier version trained it")
+    if not (session_dir / DIGESTS_FILE).is_file():
+        raise UserError(f"the session has no {DIGESTS_FILE}")
     target = next((written for written in read_digests(session_dir) if written.env_steps > start), None)
     if target is None:
         kept = ", ".join(map(str, checkpoints.env_steps()))

@@ -155,6 +155,12 @@ def test_a_config_json_that_cannot_be_used_is_named_and_stays(tmp_path, content)
     assert (tmp_path / "config.json").read_text() == content
 
 
+def test_a_run_keeps_its_lambda_although_the_default_of_its_game_has_changed(tmp_path):
+    write_json(tmp_path / "config.json", describe(TINY) | {"gae_lambda": 0.25})
+    assert TINY.ppo.gae_lambda is None
+    assert read_config(tmp_path).resolved_gae_lambda == 0.25
+
+
 @pytest.mark.parametrize(
     ("options", "field"),
     [

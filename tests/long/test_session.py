@@ -222,3 +222,22 @@ def test_whether_a_session_is_finished_is_known_without_starting_jax(copied):
         "print(is_finished(t.TINY, pathlib.Path(sys.argv[1])), has_started())"
     )
     assert in_a_process(code, copied) == "True False\n"
+
+
+def test_an_offline_run_of_wandb_stays_in_the_session_directory(tmp_path):
+    """In a process: wandb starts a service that would outlive the test."""
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    session_dir = tmp_path / "suite_a" / "Breakout" / "session_0"
+    session_dir.mkdir(parents=True)
+    code = (
+        "import sys, pathlib; from small_training import *; from jaxrl_atari.runs.tracking import WandbWriter;"
+        "writer = WandbWriter(TINY, pathlib.Path(sys.argv[1]), 'a1b2c3d4');"
+        "writer.write({'env_steps': 1024, 'return_mean': 7.25, 'entropy': float('nan')});"
+        "writer.evaluation({'env_steps': 1000, 'mean': 3.5, 'std': None}); writer.close()"
+    )
+    in_a_process(code, session_dir, WANDB_MODE="offline", HOME=str(tmp_path))
+    (run_file,) = session_dir.glob("wandb/offline-run-*/run-a1b2c3d4.wandb")
+    content = run_file.read_bytes().decode(errors="replace")  # records of protobuf, numbers as JSON text
+    for text in ("charts/return_mean", "7.25", "evaluation/return_mean", "3.5", "Breakout", "suite_a-Breakout"):
+        assert text in content
+    assert not re.search("losses/entropy|charts/env_steps", content), "no NaN, and no axis"
