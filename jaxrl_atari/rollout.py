@@ -138,10 +138,12 @@ class EnvGroup:
         # What the next rollout starts from. The first one starts new games, so no stack shows its black frames.
         self._newest_step = pool.reset()
         self.episodes = EpisodeCounter(pool.num_envs)
-        frames = np.zeros((STACK - 1, pool.num_envs, *network.frame_shape), np.uint8)
         with jax.default_device(device):
-            carry = network.initial_carry(pool.num_envs)
-        start = RolloutStart(frames, np.zeros(pool.num_envs, np.int32), carry)
+            start = RolloutStart(
+                frames=jnp.zeros((STACK - 1, pool.num_envs, *network.frame_shape), jnp.uint8),
+                age=jnp.zeros(pool.num_envs, jnp.int32),
+                carry=network.initial_carry(pool.num_envs),
+            )
         self.rollout_start: RolloutStart = jax.device_put(start, device)
 
     def begin(self, params: Any, key: jax.Array, length: int) -> None:
