@@ -290,13 +290,12 @@ def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
 
 
 def test_gymnasiums_checker_passes():
-    env = make_env(Config(env=EnvConfig(game="Breakout")), render_mode="rgb_array")
+    env = make_env(Config(env=EnvConfig(game="Breakout")))
     check_env(env)
     env.reset(seed=1)
-    assert (env.render().shape, env.metadata["render_fps"]) == ((210, 160, 3), 15)
+    assert env.render() is None
     env.close()
     env.close()
-    assert make_env(Config(env=EnvConfig(game="Breakout"))).render() is None
 
 
 def test_a_person_can_play(monkeypatch):

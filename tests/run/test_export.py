@@ -19,7 +19,7 @@ from jaxrl_atari.runs.files import write_json
 
 pytest.importorskip("onnxruntime", reason="pip install 'jaxrl_atari[export]'")
 from jaxrl_atari.export import onnx_model, play
-from jaxrl_atari.export.folder import export_policy, start_of_game
+from jaxrl_atari.export.folder import export_policy
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +94,6 @@ def test_the_readme_has_what_a_score_needs(trained, tmp_path):
         "Start of a game: FIRE, then 0 to 28 no-ops.", "NOOP, FIRE, RIGHT, LEFT;",
     ):  # fmt: skip
         assert words in text
-
-
-def test_the_start_of_a_game_in_words():
-    """The numbers are those of docs/parity.md, which has ALE's lines."""
-    for actions, fire_on_reset, noop_max, start in (
-        (["NOOP", "FIRE"], True, 30, "FIRE, then 0 to 28 no-ops"),
-        (["NOOP", "FIRE"], False, 30, "0 to 29 no-ops"),
-        (["NOOP", "UP"], True, 30, "0 to 29 no-ops"),  # as Freeway
-        (["NOOP", "FIRE"], True, 1, "FIRE"),
-        (["NOOP", "FIRE"], False, 0, "no no-ops and no FIRE"),
-    ):
-        about = {"actions": actions, "fire_on_reset": fire_on_reset, "noop_max": noop_max}
-        assert start_of_game(about) == start
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(policy, trained, tmp_path, monkeypatch):
