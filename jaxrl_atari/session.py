@@ -34,10 +34,10 @@ from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.learner import Learner, PendingMetrics
 from jaxrl_atari.networks import Network, make_network, speed_hints
 from jaxrl_atari.output import say_traceback
-from jaxrl_atari.provenance import device_text, find_provenance, resume_text
 from jaxrl_atari.rollout import Environments, collect, make_groups
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
+from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due, return_ma_window

@@ -22,7 +22,7 @@ class WrittenCheckpoint(NamedTuple):
     updates: int
     digests: dict[str, str]  # `ITEM/PATH` of each array -> digest of its bytes
     config: dict[str, Any]  # of the session
-    provenance: dict[str, Any]  # what the bits depend on besides the config; see `provenance.py`
+    provenance: dict[str, Any]  # what the bits depend on besides the config; see `find_provenance`
 
 
 def read_digests(session_dir: Path) -> list[WrittenCheckpoint]:

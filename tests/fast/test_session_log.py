@@ -9,8 +9,8 @@ from small_training import TINY, Lines, change
 
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.provenance import resume_text
 from jaxrl_atari.runs.columns import TIME_COLUMNS
+from jaxrl_atari.runs.description import resume_text
 from jaxrl_atari.runs.progress import EpisodeStatistics, Progress, evaluation_due
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.update import current_options, learning_rate

@@ -10,10 +10,10 @@ import pytest
 from small_training import TINY, change, edit_meta, stop_before
 from tampering import change_a_weight, edit_digests
 
-from jaxrl_atari import provenance
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.description import find_provenance
 from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
@@ -168,7 +168,7 @@ def test_the_libraries_of_a_gpu_are_recorded_where_it_computes(platform, monkeyp
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
     device = SimpleNamespace(platform=platform, device_kind="some device")
     placement = SimpleNamespace(learner=[device], actors=[device])
-    found = provenance.find_provenance(CONFIG.devices, CONFIG.ppo, placement, "float32")
+    found = find_provenance(CONFIG.devices, CONFIG.ppo, placement, "float32")
     expected = {"driver": None, "nvidia-cudnn-cu12": "9.1"} if platform == "gpu" else {}
     assert found["gpu_software"] == expected
 
