@@ -7,7 +7,7 @@ RUN_DIR/evaluation.json the mean of an evaluation over all sessions
 RUN_DIR/code/           copies of the user's own files that the run imported: NAME.py, NAME_2.py, ...
 RUN_DIR/.lock           locked while a process trains in the directory; each session has a `.lock` too
 RUN_DIR/session_<i>/    session i of the trial:
-    metrics.csv, evaluations.csv   log points; evaluations during training (`csv_writer.py`)
+    metrics.csv, evaluations.csv   log points; evaluations during training (`tables.py`)
     checkpoints/<env_steps>/       see `checkpoints.py`
     actions/, digests.jsonl        all actions, and the digests of all checkpoints: what `verify` needs
     stopped.json, verified.json    why the session ended early; what `verify` found

@@ -1,6 +1,6 @@
 """Writers, which receive the log points of a session: the interface `Writer`, and the writer for the terminal.
 
-`csv_writer.py` writes tables, and `tracking.py` writes for TensorBoard and Weights & Biases. `logs.py` opens the
+`tables.py` writes tables, and `tracking.py` writes for TensorBoard and Weights & Biases. `logs.py` opens the
 writers that a config selects.
 """
 
