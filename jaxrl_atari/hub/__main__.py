@@ -1,19 +1,18 @@
-"""The command `hub`: pushes, pulls and packs runs for the Hugging Face Hub (pip install 'jaxrl_atari[hub]').
+"""The command `hub`: pushes and pulls runs to and from the Hugging Face Hub (pip install 'jaxrl_atari[hub]').
 
     python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
-    python -m jaxrl_atari.hub pack RUN_DIR DIR [--checkpoint best|latest|STEP]
 
 A repository has the layout of a run directory:
 
 - config, metrics, evaluations, graphs, logs of actions, and the user's own code
 - the parameters of one checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of
-  every session (`pack`: its parameters)
+  every session
 - a model card (README.md), and the newest video of these sessions (replay.mp4)
 
 `pull` downloads a repository into a run directory, for `evaluate`, `verify`, `plots` and, with the latest
-checkpoints, `train --resume`. `pack` writes the files of a push to a folder, without the Hub. `push` and `pull`
-use HF_TOKEN and HF_ENDPOINT. If the network is the user's own, `push` and `pack` need `--import FILE`.
+checkpoints, `train --resume`. Both use HF_TOKEN and HF_ENDPOINT. If the network is the user's own, `push` needs
+`--import FILE`.
 """
 
 import contextlib
@@ -22,6 +21,7 @@ import fnmatch
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,11 +30,11 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import CheckpointChoice, RunDir, WithImports, parse
-from jaxrl_atari.errors import UserError, os_reason, require_package
+from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.hardware.gpus import limit_to_cpu
-from jaxrl_atari.hub.files import packed_files, repository_files
+from jaxrl_atari.hub.files import fill_repository
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.files import filled_folder, require_new_folder, write_file
+from jaxrl_atari.runs.files import filled_folder, require_new_folder
 from jaxrl_atari.runs.layout import command_line
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
@@ -42,19 +42,6 @@ CHECKPOINT_FILES = "session_*/checkpoints/*/*"
 
 STANDARD_FILES = {".gitattributes", "README.md"}
 """Files that any repository on the Hub may have: Git attributes and its card."""
-
-VARIABLES = (
-    "ALL_PROXY",
-    "HTTPS_PROXY",
-    "HTTP_PROXY",
-    "NO_PROXY",
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "HF_ENDPOINT",
-    "HF_TOKEN",
-    "HF_HUB_OFFLINE",
-)
-"""Environment variables that affect the connection to the Hub. Those of proxies may be in lower case."""
 
 NOT_SHARED = (
     "left out: the optimiser state, the random key and the games in progress, "
@@ -66,7 +53,6 @@ NOT_SHARED = (
 PURPOSES = {
     "push": "push a run to a model repository of the Hugging Face Hub",
     "pull": "download a run from the Hub",
-    "pack": "write the files of a push to a folder, to share a run without the Hub",
 }
 """Commands of `hub` -> what they do."""
 
@@ -102,22 +88,9 @@ class PullOptions:
     """New or empty directory of the run. None: data/REPO."""
 
 
-@dataclasses.dataclass(frozen=True)
-class PackOptions(WithImports):
-    """Writes the files of a push, without a model card, to a new folder, to share a run without the Hub."""
-
-    run_dir: RunDir
-    """Directory of a run, such as data/NAME_TIMESTAMP."""
-    directory: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-    """New or empty directory."""
-    checkpoint: CheckpointChoice = "best"
-    """The parameters to share: those of `best` or of an env step, both of the best session, or of the `latest`
-    checkpoint of every session."""
-
-
 @contextlib.contextmanager
 def _client(repo_id: str) -> Iterator[Any]:
-    """A client of the Hub. An error in the block becomes a `UserError` that names the `VARIABLES` in force."""
+    """A client of the Hub. An error in the block becomes a `UserError` that names the server."""
     require_package("huggingface_hub", "hub")
     from huggingface_hub import HfApi
 
@@ -127,13 +100,7 @@ def _client(repo_id: str) -> Iterator[Any]:
     except UserError:
         raise
     except Exception as error:  # an unusable proxy, certificate or URL may raise any type
-        if isinstance(error, OSError) and error.filename is not None:  # a file or folder of this machine
-            raise UserError(os_reason(error)) from error
-        where = f"{repo_id} at {api.endpoint}"
-        in_force = [name for name in os.environ if name.upper() in VARIABLES]
-        if in_force:
-            where += f" (in the environment: {', '.join(in_force)})"
-        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+        raise UserError(f"{repo_id} at {api.endpoint}: {type(error).__name__}: {error}") from error
 
 
 def _require_run_repository(repo_id: str, files: set[str]) -> None:
@@ -149,10 +116,10 @@ def push(options: PushOptions) -> None:
     """Pushes a run; see `PushOptions`."""
     repo_id = options.repo_id
     require_package("huggingface_hub", "hub")
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
-
-    files = repository_files(options.run_dir, repo_id, options.checkpoint)
-    with _client(repo_id) as api:
+    with contextlib.ExitStack() as exits:
+        folder = exits.enter_context(tempfile.TemporaryDirectory(prefix="jaxrl_atari_hub_"))
+        fill_repository(Path(folder), options.run_dir, repo_id, options.checkpoint)
+        api = exits.enter_context(_client(repo_id))
         api.whoami()  # fails on a bad token, before anything is created
         url = api.create_repo(repo_id, private=options.private or None, exist_ok=True)
         # `create_repo` leaves an existing repository as it is.
@@ -160,14 +127,9 @@ def push(options: PushOptions) -> None:
             raise UserError(
                 f"{repo_id}: a public repository; make it private at {url}/settings, or omit --private"
             )
-        others = set(api.list_repo_files(repo_id)) - STANDARD_FILES
-        _require_run_repository(repo_id, others)
-        added = [CommitOperationAdd(*item) for item in files.items()]
-        api.create_commit(
-            repo_id,
-            [*added, *map(CommitOperationDelete, others - files.keys())],
-            commit_message=f"{options.run_dir.resolve().name}, checkpoint {options.checkpoint}",
-        )
+        _require_run_repository(repo_id, set(api.list_repo_files(repo_id)) - STANDARD_FILES)
+        message = f"{options.run_dir.resolve().name}, checkpoint {options.checkpoint}"
+        api.upload_folder(repo_id=repo_id, folder_path=folder, delete_patterns="*", commit_message=message)
     if options.checkpoint != "latest":
         say(f"{NOT_SHARED}; --checkpoint latest pushes everything")
     say(f"pushed: {url}")
@@ -188,20 +150,6 @@ def pull(options: PullOptions) -> None:
     say(f"pulled: {directory}\nnext: {command_line('evaluate', directory)}")
 
 
-def pack(options: PackOptions) -> None:
-    """Writes the files of a push to a new folder; see `PackOptions`."""
-    directory = options.directory
-    require_new_folder(directory)
-    files = packed_files(options.run_dir, options.checkpoint)
-    with filled_folder(directory) as folder:
-        for name, content in files.items():
-            path = folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_file(path, content if isinstance(content, bytes) else content.read_bytes())
-    size = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
-    say(f"{NOT_SHARED}\npacked: {directory} ({size / 1e6:.1f} MB)")
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs `python -m jaxrl_atari.hub`."""
     limit_to_cpu()  # orbax starts JAX's back end to read a checkpoint; a GPU may be training
@@ -210,8 +158,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         push(parse(PushOptions, words, "hub push"))
     elif command == "pull":
         pull(parse(PullOptions, words, "hub pull"))
-    elif command == "pack":
-        pack(parse(PackOptions, words, "hub pack"))
     else:
         cli.list_commands([command], PURPOSES, "python -m jaxrl_atari.hub ")
 

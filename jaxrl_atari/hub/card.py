@@ -6,7 +6,8 @@ from typing import Any
 
 from jaxrl_atari.report.evaluations import evaluations
 from jaxrl_atari.report.summary import Run, is_verified, trial_summary
-from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, score_text, sessions_text
+from jaxrl_atari.report.tables import number_text
+from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, sessions_text
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 
 TEMPLATE = Path(__file__).with_name("card.md")
@@ -62,7 +63,7 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
         left_out=left_out_text(summary),
         name=Path(repo_id).name,
         num_envs=config.env.num_envs,
-        number=score_text,
+        number=number_text,
         references=reference_rows(summary),
         repo_id=repo_id,
         rules=config.env.rules,

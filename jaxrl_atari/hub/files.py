@@ -1,7 +1,6 @@
-"""The files of a repository: what is shared of a run, as name -> content."""
+"""The files of a repository: what is shared of a run, written to a folder."""
 
-import tempfile
-from collections.abc import Sequence
+import shutil
 from pathlib import Path
 
 from jaxrl_atari.cli.options import CheckpointChoice
@@ -41,18 +40,48 @@ FILES = (
     f"{CODE_FOLDER}/*",
     HUB_VIDEO_FILE,
 )
-"""Files of a run and of its sessions that are pushed along with the checkpoints."""
+"""Files of a run and of its sessions that are pushed along with the checkpoints.
 
-LATEST_FILES = (DIGESTS_FILE,)
-"""Files of the sessions that are pushed along with the latest checkpoints, for `verify --retrain`."""
-
-Files = dict[str, Path | bytes]
-"""Files of a repository: name -> the file to copy, or the content itself."""
+With the latest checkpoints, the `DIGESTS_FILE` is pushed too, for `verify --retrain`.
+"""
 
 
-def policies_to_share(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
-    """The policies whose checkpoints are shared: one of the best session, or with `latest` one of every
-    session that has any.
+def fill_repository(folder: Path, run_dir: Path, repo_id: str, checkpoint: CheckpointChoice) -> None:
+    """Writes the files of a repository.
+
+    Args:
+        folder: an empty folder, which gets them.
+        run_dir: directory of the run.
+        repo_id: the repository, which the card names.
+        checkpoint: best, or an env step, of the best session; latest, of every session.
+
+    Raises:
+        UserError: the directory holds no run; the checkpoint is missing or damaged, or not whole with `latest`.
+    """
+    run = read_run(run_dir)
+    policies = _policies(run, checkpoint)
+    patterns = (*FILES, DIGESTS_FILE) if checkpoint == "latest" else FILES
+    for directory in (run.path, *run.tables):
+        for path in (found for pattern in patterns for found in directory.glob(pattern) if found.is_file()):
+            copy = folder / path.relative_to(run.path)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+    for policy in policies:
+        checkpoints = Checkpoints(policy.session_dir)
+        if checkpoint == "latest":
+            _copy_whole(policy, checkpoints, folder / policy.session_dir.name)
+        else:
+            copies = Checkpoints(folder / policy.session_dir.name)
+            save_parameters(copies, policy.params, checkpoints.read_meta(policy.env_steps))
+    videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
+    if videos:
+        shutil.copyfile(max(videos, key=written_at), folder / HUB_VIDEO_FILE)  # which the Hub shows
+    steps = {policy.session_dir.name: policy.env_steps for policy in policies}
+    (folder / "README.md").write_text(model_card(run, repo_id, str(checkpoint), steps), encoding="utf-8")
+
+
+def _policies(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
+    """The policies whose checkpoints are shared: one of the best session; with `latest`, of each that has any.
 
     Raises:
         UserError: a checkpoint is missing or damaged.
@@ -66,79 +95,19 @@ def policies_to_share(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
     return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
 
 
-def run_files(run: Run, patterns: Sequence[str]) -> Files:
-    """The files of a run and of its sessions that fit one of the patterns."""
-    folders = (run.path, *run.tables)
-    paths = [path for folder in folders for pattern in patterns for path in folder.glob(pattern) if path.is_file()]
-    return {path.relative_to(run.path).as_posix(): path for path in paths}
-
-
-def parameters_of(policies: Sequence[Policy]) -> Files:
-    """Files with the parameters of checkpoints and nothing else."""
-    files: Files = {}
-    for policy in policies:
-        meta = Checkpoints(policy.session_dir).read_meta(policy.env_steps)
-        with tempfile.TemporaryDirectory() as folder:
-            copy = Path(folder, policy.session_dir.name)
-            save_parameters(Checkpoints(copy), policy.params, meta)
-            written = [path for path in copy.rglob("*") if path.is_file()]
-            files |= {path.relative_to(folder).as_posix(): path.read_bytes() for path in written}
-    return files
-
-
-def whole_checkpoints(run: Run, policies: Sequence[Policy]) -> Files:
-    """All files of the policies' checkpoints, each of which is read and checked first.
+def _copy_whole(policy: Policy, checkpoints: Checkpoints, session_copy: Path) -> None:
+    """Copies all files of a checkpoint, which is read and checked first.
 
     Raises:
-        UserError: an array of a checkpoint is damaged, or the run is a copy whose checkpoints are not whole.
+        UserError: an array is damaged, or the run is a copy whose checkpoints are not whole.
     """
-    for policy in policies:
-        try:
-            Checkpoints(policy.session_dir).check(policy.env_steps)
-        except ParametersOnly as error:
-            raise UserError(
-                f"{checkpoint_path(policy.session_dir, policy.env_steps)}: holds the parameters alone, and"
-                " --checkpoint latest pushes whole checkpoints; choose best or an env step"
-            ) from error
-    folders = [checkpoint_path(policy.session_dir, policy.env_steps) for policy in policies]
-    paths = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return {path.relative_to(run.path).as_posix(): path for path in paths}
-
-
-def newest_video(policies: Sequence[Policy]) -> Files:
-    """The newest video of the policies' sessions, named as the Hub shows it; empty without one."""
-    videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
-    return {HUB_VIDEO_FILE: max(videos, key=written_at)} if videos else {}
-
-
-def packed_files(run_dir: Path, checkpoint: CheckpointChoice) -> Files:
-    """The files of a run that is shared without the Hub: the parameters of checkpoints, and no model card.
-
-    Raises:
-        UserError: as `repository_files`.
-    """
-    run = read_run(run_dir)
-    policies = policies_to_share(run, checkpoint)
-    return parameters_of(policies) | run_files(run, FILES) | newest_video(policies)
-
-
-def repository_files(run_dir: Path, repo_id: str, checkpoint: CheckpointChoice) -> Files:
-    """The contents of a repository.
-
-    Args:
-        run_dir: directory of the run.
-        repo_id: the repository, which the card names.
-        checkpoint: best, or an env step, of the best session; latest, of every session.
-
-    Raises:
-        UserError: the directory holds no run; the checkpoint is missing or damaged, or not whole with `latest`.
-    """
-    run = read_run(run_dir)
-    policies = policies_to_share(run, checkpoint)
-    checkpoints = {policy.session_dir.name: policy.env_steps for policy in policies}
-    card = model_card(run, repo_id, str(checkpoint), checkpoints)
-    if checkpoint == "latest":
-        files = whole_checkpoints(run, policies) | run_files(run, FILES + LATEST_FILES)
-    else:
-        files = parameters_of(policies) | run_files(run, FILES)
-    return files | newest_video(policies) | {"README.md": card.encode()}
+    try:
+        checkpoints.check(policy.env_steps)
+    except ParametersOnly as error:
+        raise UserError(
+            f"{checkpoint_path(policy.session_dir, policy.env_steps)}: holds the parameters alone, and"
+            " --checkpoint latest pushes whole checkpoints; choose best or an env step"
+        ) from error
+    shutil.copytree(
+        checkpoint_path(policy.session_dir, policy.env_steps), checkpoint_path(session_copy, policy.env_steps)
+    )

@@ -1,7 +1,9 @@
 """Push and pull with the real huggingface_hub and a stand-in for the Hub on loopback."""
 
 import shutil
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import pytest
@@ -10,7 +12,7 @@ from small_training import TINY, edit_meta
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub.__main__ import main as hub_command
-from jaxrl_atari.hub.files import repository_files
+from jaxrl_atari.hub.files import fill_repository
 from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.description import read_config
@@ -141,13 +143,13 @@ def test_a_damaged_checkpoint_is_not_pushed(run_dir):
     largest = max(arrays.rglob("[0-9]*"), key=lambda path: path.stat().st_size)
     content = largest.read_bytes()
     largest.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
-    fails("damaged", repository_files, run_dir, "user/x", "best")
-    fails("checkpoints/7: no such checkpoint", repository_files, run_dir, "user/x", 7)
+    fails("damaged", repository_files, run_dir, "best")
+    fails("checkpoints/7: no such checkpoint", repository_files, run_dir, 7)
 
 
 def test_a_push_of_the_latest_checkpoints_checks_all_that_it_pushes(run_dir, capsys):
     shutil.rmtree(run_dir / "session_0" / "checkpoints")
-    repository_files(run_dir, "user/x", "latest")
+    repository_files(run_dir, "latest")
     assert capsys.readouterr().out == "session_0 has no checkpoint yet, so none is shared\n"
     newest = load_policy(run_dir, "latest", session=1).env_steps
     games = run_dir / "session_1" / "checkpoints" / str(newest) / "games"
@@ -155,11 +157,18 @@ def test_a_push_of_the_latest_checkpoints_checks_all_that_it_pushes(run_dir, cap
     content = largest.read_bytes()
     largest.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
     load_policy(run_dir, "latest", session=1)  # the parameters are sound
-    fails("damaged: games", repository_files, run_dir, "user/x", "latest")
+    fails("damaged: games", repository_files, run_dir, "latest")
+
+
+def repository_files(run_dir, checkpoint):
+    """The files of a repository: name -> content."""
+    with tempfile.TemporaryDirectory() as folder:
+        fill_repository(Path(folder), run_dir, "user/breakout", checkpoint)
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*.*")}
 
 
 def card(run_dir, checkpoint="best"):
-    found = library.ModelCard(repository_files(run_dir, "user/breakout", checkpoint)["README.md"].decode())
+    found = library.ModelCard(repository_files(run_dir, checkpoint)["README.md"].decode())
     return found.data.to_dict(), " ".join(found.text.split())
 
 
@@ -282,6 +291,6 @@ def test_what_cannot_be_pushed_or_pulled_leaves_nothing_behind(server, run_dir, 
     fails("token", push, run_dir, "user/breakout")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
     library.close_session()
-    fails("HF_ENDPOINT", pull, "user/breakout", tmp_path / "new")
+    fails("http://127.0.0.1:1", pull, "user/breakout", tmp_path / "new")
     assert server.repos == repos
     assert {path.name for path in tmp_path.iterdir()} == before
