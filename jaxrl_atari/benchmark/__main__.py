@@ -25,12 +25,11 @@ from jaxrl_atari.benchmark.measure import PARTS, Measurement, measure, trace
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, Limits
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.columns import COLUMNS, MACHINE_COLUMNS
 from jaxrl_atari.runs.description import describe
-from jaxrl_atari.runs.files import try_write_json
 
 FIGURE_NOTES = {
     "env_sps": "emulators alone, random actions: the limit",
@@ -58,8 +57,6 @@ class Options(FromConfig):
     """FIELD=V1,V2,... compares values of a config field. `cpu,gpu` compares a GPU with the CPU."""
     trace_dir: Annotated[Path | None, tyro.conf.arg(name="trace")] = None
     """Write a jax.profiler trace to this folder instead."""
-    json_file: Annotated[Path | None, tyro.conf.arg(name="json")] = None
-    """Also write the JSON object to this file."""
 
 
 def _print_what_is_measured(config: Config, hardware: Mapping[str, Any]) -> None:
@@ -109,22 +106,6 @@ def check_options(options: Options) -> None:
         require(is_default or len(parts) == 1, "--parts", options.parts, "one part with --compare")
     if options.trace_dir:
         require(is_default, "--parts", options.parts, "nothing with --trace, which traces whole iterations")
-    if options.json_file:
-        require(not options.json_file.is_dir(), "--json", str(options.json_file), "the path of a file")
-
-
-def _make_folders(options: Options) -> None:
-    """Makes the folders of `--json` and `--trace`. Raises `UserError` if that is not possible."""
-    folders: dict[str, Path] = {}
-    if options.json_file:
-        folders[f"--json {options.json_file}"] = options.json_file.parent
-    if options.trace_dir:
-        folders[f"--trace {options.trace_dir}"] = options.trace_dir
-    for option, folder in folders.items():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"{option}: {error.strerror}; choose another folder") from error
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -134,7 +115,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     config = options.config
     parts = options.parts.split(",")
     check_options(options)
-    _make_folders(options)
     for line in tune_process():
         say(line)
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
@@ -152,10 +132,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _print_report(measured)
         result = measured.to_dict()
     say("\n" + json.dumps(result | description, allow_nan=False))
-    if options.json_file:
-        problem = try_write_json(options.json_file, result | description)
-        if problem:
-            raise UserError(f"shown above, but not saved: {problem}")
 
 
 if __name__ == "__main__":
