@@ -25,7 +25,8 @@ from jaxrl_atari.report.figures import COLOURS, default_style, new_figure
 from jaxrl_atari.report.graphs import finish_returns
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.report.text import interval_text, markdown_table, score_text
+from jaxrl_atari.report.tables import markdown_table, number_text
+from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import session_number
 from jaxrl_atari.runs.reading import latest_meta
@@ -114,7 +115,7 @@ def session_table(rows: Sequence[Row]) -> str:
     """Markdown: a row for each session, under the names of the columns of scores.csv."""
 
     def cells(row: Row) -> list[str]:
-        scores = {name: score_text(float(row[name])) for name in ("return_ma", "return_mean")}
+        scores = {name: number_text(float(row[name])) for name in ("return_ma", "return_mean")}
         return list((row | scores | {"env_steps": f"{int(row['env_steps']):,}"}).values())
 
     return markdown_table([[f"`{name}`" for name in COLUMNS], *map(cells, rows)])
@@ -146,11 +147,11 @@ def game_table(rows: Sequence[Row]) -> str:
             "weight decay": weight_decay,
             "sessions": str(len(shown)),
             "env steps": f"{float(shown[0]['env_steps']) / 1e6:.3g}M of {BUDGET / 1e6:.3g}M",
-            "`return_ma`": score_text(float(np.mean(scores))),
+            "`return_ma`": number_text(float(np.mean(scores))),
             "interval": interval_text(scores),
-            "random play": score_text(known.random.score) if known.random else "",
+            "random play": number_text(known.random.score) if known.random else "",
         }
-        references = {each.source.partition(" (")[0]: score_text(each.score) for each in known.references}
+        references = {each.source.partition(" (")[0]: number_text(each.score) for each in known.references}
         found.append(cells | references)
     header = dict.fromkeys(["game", *(name for cells in found for name, text in cells.items() if text)])
     return markdown_table([[*header], *([cells.get(name) or "-" for name in header] for cells in found)])

@@ -5,7 +5,7 @@
     python -m jaxrl_atari.plots SEARCH_DIR...
 
 - Runs: each session goes to RUN_DIR/session_<i>/graphs/, each trial to RUN_DIR/graphs/, and a comparison of
-  several runs to DIR.
+  several runs to DIR. The difference of each run's score from that of the first run of the same game is printed.
 - Suites: they are compared by the learning curves of each game, and by statistics over the games that are complete
   in all of them.
 - Searches: the trials of each search go to SEARCH_DIR/graphs/.
@@ -26,10 +26,11 @@ from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
 from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
 from jaxrl_atari.output import say
 from jaxrl_atari.report.comparison import compare_suites, save_comparison
-from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
+from jaxrl_atari.report.graphs import XAxis, plot_column, plot_comparison, plot_run
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.suites import Suite, read_suite
-from jaxrl_atari.report.summary import Run, read_run
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.text import difference_text
 from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, is_run, is_search, is_suite, is_sweep
 from jaxrl_atari.suite.sweep import read_plan
@@ -52,6 +53,8 @@ class Options:
     """Title of the comparison, or of the graph of a single run, which a later report draws without it."""
     x: XAxis = "env steps"
     """The x axis of the comparison."""
+    column: str = ""
+    """Draw this column of metrics.csv instead, such as entropy, into the output folder."""
 
 
 def _say_paths(paths: Iterable[Path]) -> None:
@@ -168,6 +171,18 @@ def _print_comparison(suites: Mapping[str, Suite], output: Path) -> None:
     say(f"\n{comparison.to_markdown()}")
 
 
+def _say_differences(runs: Mapping[str, Run]) -> None:
+    """Prints how the score of each run differs from that of the first run with the same game and protocol."""
+    first: dict[tuple[str, str], str] = {}
+    for name, run in runs.items():
+        other = first.setdefault((run.game.name, run.protocol), name)
+        if name != other:
+            scores = {each: trial_summary(runs[each])["session_scores"] for each in (name, other)}
+            text = difference_text(scores)
+            if text:
+                say(f"{run.game.name}: {text}")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draws what the directories hold, each kind separately, and prints the files."""
     options = parse(Options, arguments, "plots")
@@ -187,12 +202,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drawn |= _each_usable(_draw_setting_curves, by_kind.sweeps, count == 1)
     if not (runs or suites or drawn):
         raise UserError("nothing is drawn: the lines above say why")
+    if options.column:
+        curves = [*runs.items(), *((name, run) for name, suite in suites.items() for run in suite.runs.values())]
+        _say_paths(plot_column(curves, options.column, options.output, options.title, options.x))
+        return
     for files in drawn.values():
         _say_paths(files)
     for run in runs.values():
         _say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
     if len(runs) > 1:
         _say_paths(plot_comparison([*runs.items()], options.output, options.title, x=options.x))
+        _say_differences(runs)
     if suites:
         _draw_suites(suites, options, "comparison_of_suites" if len(runs) > 1 else "comparison")
         try:

@@ -15,6 +15,9 @@ IDEA = "import jax\nimport jax.numpy as jnp\n\nfrom jaxrl_atari import PPO"
 TRAIN, BASELINE, TRY, COEFFICIENT = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
 """The words after `--config`: the idea, the baseline, a try of a minute, and another coefficient."""
 
+(SWEEP,) = re.findall(r"python -m jaxrl_atari\.suite --config (.*)", PAGE)
+"""The words after `--config`: the idea beside the baseline, in one command."""
+
 SMALL = (
     "--env.num-envs=4", "--env.max-frames=128", "--env.num-threads=1", "--ppo.rollout-length=16",
     "--ppo.minibatch-size=32", "--ppo.epochs=1", "--total-env-steps=256", "--log.every-env-steps=64",

@@ -19,7 +19,8 @@ from jaxrl_atari.networks import make_network
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.evaluations import evaluations
 from jaxrl_atari.report.summary import Run, trial_summary
-from jaxrl_atari.report.text import interval_text, score_text
+from jaxrl_atari.report.tables import number_text
+from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.files import filled_folder, write_file
 
 TOLERANCE = 1e-4
@@ -213,7 +214,7 @@ def score_lines(policy: Policy, run: Run) -> list[str]:
     if summary["score"] is not None:
         sessions = counted(len(summary["sessions"]), "session")
         lines = [
-            f"The run's score is {score_text(summary['score'])}, the mean of `return_ma` over {sessions}",
+            f"The run's score is {number_text(summary['score'])}, the mean of `return_ma` over {sessions}",
             f"(`return_ma`: {summary['return_ma']} of the mean return of the last 100 full games).",
             interval_text(summary["session_scores"]),
             "",
@@ -222,9 +223,9 @@ def score_lines(policy: Policy, run: Run) -> list[str]:
     if not evaluated:
         return [*lines, "This checkpoint has not been evaluated by itself (`python -m jaxrl_atari.evaluate`)."]
     newest = evaluated[-1]
-    score = f"{score_text(newest['mean'])} over {counted(newest['episodes'], 'full game')}"
+    score = f"{number_text(newest['mean'])} over {counted(newest['episodes'], 'full game')}"
     if "std" in newest:
-        score += f" (std {score_text(newest['std'])} over games)"
+        score += f" (std {number_text(newest['std'])} over games)"
     actions = "greedy" if newest["greedy"] else "sampled"
     return [
         *lines,

@@ -14,11 +14,10 @@ from jaxrl_atari.report.score_statistics import (
     STATISTICS,
     Estimate,
     Scores,
-    bootstrap_interval,
     estimate,
     share_statistic,
 )
-from jaxrl_atari.report.text import score_text
+from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.runs.files import write_file
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
@@ -26,13 +25,6 @@ NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_norma
 
 NormalisedScores = dict[str, dict[str, np.ndarray]]
 """Normalisation -> game -> normalised scores of its sessions."""
-
-
-class Aggregate(NamedTuple):
-    """One of `STATISTICS` over the games of a suite, with its interval and that of rliable."""
-
-    estimate: Estimate
-    rliable_interval: tuple[float, float] | None  # see `bootstrap_interval`
 
 
 class ProfilePoint(NamedTuple):
@@ -48,31 +40,27 @@ class SuiteStatistics(NamedTuple):
     """The statistics of a suite over its games."""
 
     games: int  # number of games
-    aggregates: dict[str, Aggregate]  # name in `STATISTICS` -> the aggregate
+    aggregates: dict[str, Estimate]  # name in `STATISTICS` -> the statistic with its interval
     profile: list[ProfilePoint]  # by ascending threshold
 
     def to_json(self) -> dict[str, Any]:
         """These statistics as in results.json and comparison.json.
 
-        The keys of an aggregate are, for example, `iqm`, `iqm_interval`, `iqm_why_none` (empty with an interval)
-        and `iqm_rliable_interval`. A point of the `profile` is a list of its four values.
+        The keys of an aggregate are, for example, `iqm`, `iqm_interval` and `iqm_why_none` (empty with an
+        interval). A point of the `profile` is a list of its four values.
         """
         values: dict[str, Any] = {"games": self.games}
         for name, aggregate in self.aggregates.items():
-            values[name] = aggregate.estimate.value
-            values[f"{name}_interval"] = aggregate.estimate.interval
-            values[f"{name}_why_none"] = aggregate.estimate.why_none
-            values[f"{name}_rliable_interval"] = aggregate.rliable_interval
+            values[name] = aggregate.value
+            values[f"{name}_interval"] = aggregate.interval
+            values[f"{name}_why_none"] = aggregate.why_none
         values["profile"] = [list(point) for point in self.profile]
         return values
 
 
 def suite_statistics(scores: Scores) -> SuiteStatistics:
     """All `STATISTICS` of a suite and its performance profile."""
-    aggregates = {
-        name: Aggregate(estimate(statistic, scores), bootstrap_interval(statistic, scores))
-        for name, statistic in STATISTICS.items()
-    }
+    aggregates = {name: estimate(statistic, scores) for name, statistic in STATISTICS.items()}
     lowest = min(0.0, *map(np.min, scores.values()))
     highest = max(1.0, *map(np.max, scores.values()))
     profile = []
@@ -101,11 +89,6 @@ def statistics_by_name(scores: Mapping[str, Scores]) -> dict[str, SuiteStatistic
     A name without a game is left out.
     """
     return {name: suite_statistics(games) for name, games in scores.items() if games}
-
-
-def statistics_json(by_name: Mapping[str, SuiteStatistics]) -> dict[str, dict[str, Any]]:
-    """The result of `statistics_by_name` as in results.json and comparison.json."""
-    return {name: statistics.to_json() for name, statistics in by_name.items()}
 
 
 def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -> dict[str, list[str]]:
@@ -137,15 +120,15 @@ def write_rliable(directory: Path, suites: Mapping[str, Mapping[str, Scores]]) -
 
 def estimate_text(estimated: Estimate) -> str:
     """A statistic and its interval as text: `0.85 (0.80 to 0.91)`, or `0.85 (-)` without an interval."""
-    bounds = "-" if estimated.interval is None else " to ".join(map(score_text, estimated.interval))
-    return f"{score_text(estimated.value)} ({bounds})"
+    bounds = "-" if estimated.interval is None else " to ".join(map(number_text, estimated.interval))
+    return f"{number_text(estimated.value)} ({bounds})"
 
 
 def statistics_rows(by_name: Mapping[str, SuiteStatistics], heading: str) -> list[list[str]]:
     """The table of `statistics_by_name`: a header, which starts with `heading`, and a row for each name."""
     rows = [[heading, "games", *(statistic.title for statistic in STATISTICS.values())]]
     for name, statistics in by_name.items():
-        cells = [estimate_text(statistics.aggregates[key].estimate) for key in STATISTICS]
+        cells = [estimate_text(statistics.aggregates[key]) for key in STATISTICS]
         rows.append([name, str(statistics.games), *cells])
     return rows
 
@@ -159,8 +142,8 @@ def missing_intervals(by_name: Mapping[str, SuiteStatistics]) -> list[str]:
     lacking: dict[str, list[str]] = {}  # reason -> titles
     for name, statistics in by_name.items():
         for key, aggregate in statistics.aggregates.items():
-            if aggregate.estimate.why_none:
-                titles = lacking.setdefault(aggregate.estimate.why_none, [])
+            if aggregate.why_none:
+                titles = lacking.setdefault(aggregate.why_none, [])
                 titles.append(f"{STATISTICS[key].title} ({name})")
     lines = []
     for reason, titles in lacking.items():

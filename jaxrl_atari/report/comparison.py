@@ -13,14 +13,13 @@ from jaxrl_atari.report.aggregates import (
     missing_intervals,
     normalised,
     statistics_by_name,
-    statistics_json,
     statistics_rows,
     write_rliable,
 )
 from jaxrl_atari.report.graphs import plot_profiles
 from jaxrl_atari.report.score_statistics import INTERVALS_NOTE, Estimate, probability_of_improvement
 from jaxrl_atari.report.suites import Suite
-from jaxrl_atari.report.text import markdown_table
+from jaxrl_atari.report.tables import markdown_table
 from jaxrl_atari.runs.files import write_file, write_json
 
 
@@ -47,7 +46,10 @@ class Comparison(NamedTuple):
         }
         for normalisation, estimates in self.improvements.items():
             values[normalisation] = {
-                "suites": statistics_json(self._statistics_under(normalisation)),
+                "suites": {
+                    name: statistics.to_json()
+                    for name, statistics in self._statistics_under(normalisation).items()
+                },
                 "probability_of_improvement": {name: estimate._asdict() for name, estimate in estimates.items()},
             }
         return values

@@ -2,14 +2,12 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from types import UnionType
-from typing import Any, TypedDict, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict
 
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.files import read_json, read_result
 
 GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
-"""Template of the page of a game. A report embeds only pages that have the script of this template."""
+"""Template of the page of a game, which a report links to."""
 
 
 class EvaluationSettings(TypedDict):
@@ -54,54 +52,18 @@ class RunEvaluation(EvaluationSettings):
     returns: list[list[float]]  # [sessions, games]
 
 
-CHECKED = (
-    "checkpoint",
-    "greedy",
-    "seed",
-    "std",
-    "compute_dtype",
-    "env_steps",
-    "sessions",
-    "session_means",
-    "cut_off",
-    "returns",
-    "truncated",
-)
-"""Values whose types are checked: those that reports, cards of a hub and exported policies read of a result."""
-
-
 def evaluations(directory: Path) -> list[dict[str, Any]]:
     """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
-    Each result is a `SessionEvaluation` or a `RunEvaluation`, with the path of its `file`. Files may be of unknown
-    origin, so only `mean` and `episodes` are sure to be there. A value of None is left out.
+    Each result is a `SessionEvaluation` or a `RunEvaluation`, with the path of its `file`.
 
     Raises:
-        UserError: as `read_result`, or another value of a result has an unusable type.
+        UserError: as `read_result`.
     """
-    results = []
-    for path in directory.glob("evaluation*.json"):
-        result = read_result(path, mean=float, episodes=int)
-        record = RunEvaluation if "sessions" in result else SessionEvaluation
-        types = get_type_hints(SessionEvaluation) | get_type_hints(RunEvaluation) | get_type_hints(record)
-        known = {name: value for name, value in result.items() if value is not None}
-        for name in CHECKED:
-            if name in known and not _has_type(known[name], types[name]):
-                raise UserError(
-                    f"{path}: {name} is {known[name]!r:.40}; restore the file from a copy, or move it away"
-                )
-        results.append(known | {"file": path})
+    results = [
+        read_result(path, mean=float, episodes=int) | {"file": path} for path in directory.glob("evaluation*.json")
+    ]
     return sorted(results, key=lambda each: (written_at(each["file"]), each["file"].name))
-
-
-def _has_type(value: Any, hint: Any) -> bool:
-    """Whether a JSON value has the type of a field above: a plain type, a union of types, or a list."""
-    if isinstance(hint, UnionType):
-        return any(_has_type(value, each) for each in get_args(hint))
-    if get_origin(hint) is list:
-        (item_hint,) = get_args(hint)
-        return isinstance(value, list) and all(_has_type(item, item_hint) for item in value)
-    return isinstance(value, (int, float) if hint is float else hint)
 
 
 def written_at(file: Path) -> float:

@@ -1,18 +1,16 @@
-"""The form that all graphs share: colours, style, axes and files. A file keeps the digest of what it shows.
+"""The form that all graphs share: colours, style, axes and files.
 
 matplotlib is imported only when something is drawn, without pyplot. It draws with Agg, whatever back end the user
 has configured.
 """
 
 import contextlib
-import hashlib
 import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from jaxrl_atari import __version__
 from jaxrl_atari.runs.files import write_file
 
 if TYPE_CHECKING:
@@ -46,38 +44,16 @@ def new_figure(title: str, width: float, height: float) -> "Figure":
     return figure
 
 
-def save_figure(figure: "Figure", directory: Path, name: str, source: str | None = None) -> list[Path]:
-    """Writes NAME.png and NAME.svg, each atomically, and returns their paths.
-
-    Args:
-        source: digest of what is drawn, which the files keep; see `is_drawn`.
-    """
+def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
+    """Writes NAME.png and NAME.svg, each atomically, and returns their paths."""
     paths = [directory / f"{name}.png", directory / f"{name}.svg"]
     directory.mkdir(parents=True, exist_ok=True)
-    metadata: dict[str, str | None] = {"Date": None}
-    if source is not None:
-        metadata["Source"] = source
     for path in paths:
         image = io.BytesIO()
-        figure.savefig(image, format=path.suffix[1:], metadata=metadata)
+        figure.savefig(image, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
         figure.set_layout_engine("none")  # the SVG keeps the layout of the PNG, which is slow to compute
         write_file(path, image.getvalue())
     return paths
-
-
-def is_drawn(graph: Path, source: str) -> bool:
-    """Whether a graph, an SVG file with a PNG beside it, exists and shows the data with this digest.
-
-    The times of files are not compared: a clock may have been set back, and a copy has new times.
-    """
-    if not graph.is_file() or not graph.with_suffix(".png").is_file():
-        return False
-    return f"<dc:source>{source}</dc:source>" in graph.read_text("utf-8", errors="replace")
-
-
-def digest_of(*values: Any) -> str:
-    """A digest of values and of this package's version. A graph keeps the digest of what it shows (`is_drawn`)."""
-    return hashlib.sha256(repr((__version__, values)).encode()).hexdigest()
 
 
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:

@@ -1,6 +1,5 @@
 """Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG."""
 
-import hashlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -10,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxrl_atari.envs.games import Game
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.aggregates import SuiteStatistics, statistics_json
+from jaxrl_atari.report.aggregates import SuiteStatistics
 from jaxrl_atari.report.figures import (
     COLOURS,
     GREY,
     default_style,
-    digest_of,
     finish_axes,
     new_figure,
     save_figure,
@@ -24,8 +23,9 @@ from jaxrl_atari.report.figures import (
 from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.score_statistics import CONFIDENCE
 from jaxrl_atari.report.summary import Run, trial_summary
-from jaxrl_atari.report.text import left_out_text, score_text, sessions_text
-from jaxrl_atari.runs.columns import unit_of
+from jaxrl_atari.report.tables import number_text
+from jaxrl_atari.report.text import left_out_text, sessions_text
+from jaxrl_atari.runs.columns import COLUMNS, unit_of
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 from jaxrl_atari.runs.reading import Table, read_evaluations
 
@@ -58,32 +58,6 @@ SuiteProfiles = Mapping[str, Mapping[str, SuiteStatistics]]
 """Name of a suite -> normalisation -> the statistics, whose profile is drawn."""
 
 
-def digest_of_runs(runs: Sequence[tuple[str, Run]], x: XAxis = "env steps", heading: str = "") -> str:
-    """The digest of a graph of runs, with its title. Each run comes with its name in the legend.
-
-    The digest covers the title, these names, the configs of the runs, their log points and evaluations, and which
-    of their sessions have ended early.
-    """
-    content: list[Any] = [heading]
-    for name, run in runs:
-        content += [name, run.config.to_dict(), run.return_ma_definition, run.stopped()]
-        for session_dir, table in run.tables.items():
-            content.append(session_dir.name)
-            for column, values in [*table.items(), *read_evaluations(session_dir).items()]:
-                content += [column, hashlib.sha256(values.tobytes()).hexdigest()]
-    return digest_of(x, content)
-
-
-def digest_of_run(run: Run) -> str:
-    """The digest of the graphs that `plot_run` draws."""
-    return digest_of_runs([(RETURN_MA, run)], heading=run.config.name)
-
-
-def digest_of_profiles(suites: SuiteProfiles) -> str:
-    """The digest of the graph that `plot_profiles` draws."""
-    return digest_of({name: statistics_json(by_normalisation) for name, by_normalisation in suites.items()})
-
-
 def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: float | None = None) -> None:
     """Finishes a panel of returns: axes, legend, and lines at the first reference, a human tester and random play.
 
@@ -102,24 +76,23 @@ def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: 
     first = next(iter(game.references), None)
     for reference, style in ((first, "--"), (game.human, "-."), (game.random, ":")):
         if reference is not None and 2 * low - high <= reference.score <= 2 * high - low:
-            label = f"{reference.source}: {score_text(reference.score)}"
+            label = f"{reference.source}: {number_text(reference.score)}"
             axes.axhline(reference.score, color=GREY, linewidth=1.1, linestyle=style, label=label)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
 
 
 @default_style()
-def plot_session(run: Run, session_dir: Path, source: str | None = None) -> list[Path]:
+def plot_session(run: Run, session_dir: Path) -> list[Path]:
     """Draws returns, evaluations and learning metrics into graphs/session.png and .svg; returns the files.
 
-    Args:
-        source: the `digest_of_run`, if it is known.
+    A metric without an entry in `COLUMNS` is the algorithm's own, and gets a panel too.
     """
-    source = source or digest_of_run(run)
     table = run.tables[session_dir]
     env_steps = table["env_steps"]
     evaluations = read_evaluations(session_dir)
     x_end = float(np.max([env_steps[-1], *evaluations["env_steps"]]))
-    panels = [column for column in SESSION_PANELS if np.isfinite(table.get(column, np.nan)).any()]
+    titles = SESSION_PANELS | {column: column for column in table if column not in COLUMNS}
+    panels = [column for column in titles if np.isfinite(table.get(column, np.nan)).any()]
     rows = math.ceil(len(panels) / 3)
     title = f"{run.config.name}: {run.game.name}, protocol {run.protocol}, {session_dir.name.replace('_', ' ')}"
     figure = new_figure(title, 11, 5 + 2.3 * rows)
@@ -145,9 +118,9 @@ def plot_session(run: Run, session_dir: Path, source: str | None = None) -> list
     for index, column in enumerate(panels):
         axes = figure.add_subplot(grid[1 + index // 3, index % 3])
         axes.plot(env_steps, table[column], color=COLOURS[0], linewidth=0.9)
-        axes.set_title(SESSION_PANELS[column], fontsize="medium")
+        axes.set_title(titles[column], fontsize="medium")
         finish_axes(axes, y_label=unit_of(column), x_end=x_end)
-    return save_figure(figure, session_dir / GRAPHS_FOLDER, "session", source)
+    return save_figure(figure, session_dir / GRAPHS_FOLDER, "session")
 
 
 def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **line: Any) -> None:
@@ -171,8 +144,7 @@ def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **l
 
 def plot_run(run: Run, heading: str = "") -> list[Path]:
     """Draws every session, and the trial as graphs/trial.png and .svg in the run directory; returns the files."""
-    source = digest_of_run(run)
-    files = [file for session_dir in run.tables for file in plot_session(run, session_dir, source)]
+    files = [file for session_dir in run.tables for file in plot_session(run, session_dir)]
     curves = [(RETURN_MA, run)]
     return files + plot_comparison(curves, run.path / GRAPHS_FOLDER, heading or run.config.name, "trial")
 
@@ -196,7 +168,6 @@ def plot_comparison(
         heading: title of the figure.
         file: name of the files, without their suffixes.
     """
-    source = digest_of_runs(runs, x, heading)
     panels: dict[str, list[tuple[str, Run]]] = {}
     for name, run in runs:
         panels.setdefault(f"{run.game.name}, protocol {run.protocol}", []).append((name, run))
@@ -215,7 +186,7 @@ def plot_comparison(
         finish_returns(axes, trials[0][1].game, x, x_end)
     if any(axes.collections for axes in figure.axes):
         figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")
-    return save_figure(figure, output, file, source)
+    return save_figure(figure, output, file)
 
 
 def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> list[str]:
@@ -230,14 +201,47 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], x: XAxis) -> l
         tables = [*run.members.tables.values()]
         if len(trials) == 1:
             _draw_mean(axes, tables, "return_mean", x, color=COLOURS[4], linewidth=1.2, label=RETURN_MEAN)
-        label = f"{name}: {sessions_text(summary)}, score {score_text(summary['score'])}"
+        label = f"{name}: {sessions_text(summary)}, score {number_text(summary['score'])}"
         if summary["score_std"] is not None:
-            label += f" ± {score_text(summary['score_std'])}"
+            label += f" ± {number_text(summary['score_std'])}"
         left_out = left_out_text(summary)
         if left_out:
             label += f"\n{left_out}"
         _draw_mean(axes, tables, "return_ma", x, linewidth=2.2, color=colour, linestyle=style, label=label)
     return without_game
+
+
+@default_style()
+def plot_column(
+    runs: Sequence[tuple[str, Run]], column: str, output: Path, heading: str = "", x: XAxis = "env steps"
+) -> list[Path]:
+    """Draws any column of metrics.csv for some runs into COLUMN.png and .svg; returns the files.
+
+    A line is the mean over the sessions of a trial that count, and its band is one sample standard deviation.
+
+    Args:
+        runs: name in the legend, and run.
+        heading: title of the figure.
+
+    Raises:
+        UserError: no run has a value in this column.
+    """
+    figure = new_figure(heading or column, 9, 5.5)
+    axes = figure.add_subplot()
+    lines = itertools.cycle(itertools.product(("-", "--", "-.", ":"), COLOURS))
+    for (name, run), (style, colour) in zip(runs, lines, strict=False):
+        tables = [table for table in run.members.tables.values() if np.isfinite(table.get(column, np.nan)).any()]
+        if tables:
+            label = f"{name}: {counted(len(tables), 'session')}"
+            _draw_mean(axes, tables, column, x, linewidth=1.6, color=colour, linestyle=style, label=label)
+    if not axes.lines:
+        known = sorted({name for _, run in runs for table in run.tables.values() for name in table})
+        raise UserError(
+            f"--column {column}: no run has a value in this column; expected one of {', '.join(known)}"
+        )
+    finish_axes(axes, x, unit_of(column))
+    axes.legend()
+    return save_figure(figure, output, column)
 
 
 @default_style()
@@ -261,4 +265,4 @@ def plot_profiles(suites: SuiteProfiles, output: Path) -> list[Path]:
     finish_axes(axes, f"{normalisation} score τ", "share of sessions with score > τ")
     axes.set_ylim(-0.02, 1.02)  # a share, also where all are 0
     axes.legend()
-    return save_figure(figure, output, "suites", digest_of_profiles(suites))
+    return save_figure(figure, output, "suites")

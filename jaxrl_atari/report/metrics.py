@@ -12,7 +12,8 @@ i = 1..N. The columns that the metrics need:
 Strength, efficiency, stability and consistency are SLM Lab's trial metrics (Keng & Graesser, `slm_lab/lib`), with
 str_i = R_i - (mean return of random play). They measure how much better than random play the agent is, how early,
 how steadily, and how similarly over sessions. Strength is a mean of str_i, the others are ratios of sums of str_i.
-A session whose sum of str_i is not positive, because it is no better than random play, has no metric of str_i.
+A session whose sum of str_i is not positive, because it is no better than random play, has none of these ratios.
+A trial has the mean of a metric only if every session has the metric.
 """
 
 from collections.abc import Sequence
@@ -47,6 +48,9 @@ SESSION_METRICS = {
     "rss_gib": "RSS, GiB",
 }
 """Metric -> title in tables. A trial has the mean of each metric over its sessions; it alone has `consistency`."""
+
+RATIOS_OF_STRENGTH = ("sample_efficiency", "training_efficiency", "stability")
+"""The metrics that only a session has that is better than random play."""
 
 TABLE_SCALES = {"sample_efficiency": 1e6, "training_efficiency": 1e6}
 """Metric -> factor by which tables multiply it. The others are shown as they are."""
@@ -148,11 +152,14 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
     strengths = returns - random_score(game)
     has_acted = env_steps > 0
     has_learned = optimizer_steps > 0
-    if strengths.sum() > 0:
+    if strengths.size:
         metrics |= {
             "strength": strengths.mean(),
             "max_strength": strengths.max(),
             "final_strength": strengths[-1],
+        }
+    if strengths.sum() > 0:
+        metrics |= {
             "sample_efficiency": efficiency(strengths[has_acted], env_steps[has_acted]),
             "training_efficiency": efficiency(strengths[has_learned], optimizer_steps[has_learned]),
             "stability": stability(strengths),

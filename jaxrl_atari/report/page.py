@@ -1,78 +1,55 @@
-"""Reports of runs, suites and searches: one self-contained HTML page each, report.html in its directory.
+"""Reports of runs, suites, sweeps and searches: one self-contained page each, report.html in its directory.
 
-The pages are made from the Jinja templates `templates/{run,suite,search}.html`. What a run contains is data: the
-templates escape every value. The security policy of a page forbids network access and all scripts, except for
-the script of the game page, which this package ships.
+A page is a list of sections, made by `sections.py` and rendered by the Jinja template `templates/page.html`. What
+a run contains is data: the template escapes every value, and the security policy of the page forbids scripts and
+network access.
 """
 
 import base64
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 from jaxrl_atari import __version__
 from jaxrl_atari.errors import NoLogPoint, UserError
-from jaxrl_atari.output import counted, say, try_to
-from jaxrl_atari.report import text
-from jaxrl_atari.report.page_content import settings_values
-from jaxrl_atari.report.run_page import run_content
-from jaxrl_atari.report.search_page import search_content
-from jaxrl_atari.report.suite_page import suite_content
+from jaxrl_atari.output import say, try_to
+from jaxrl_atari.report.sections import run_page, search_page, suite_page, sweep_page
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import REPORT_FILE, command_line, is_run, is_search, is_suite
+from jaxrl_atari.runs.layout import REPORT_FILE, command_line, held_kind
 
 
 def write_report(directory: Path) -> Path:
-    """Writes report.html into the directory of a run, a suite or a search; returns its path.
+    """Writes report.html into the directory of a run, suite, sweep or search; returns its path.
 
-    Graphs that are missing or outdated are drawn. The runs of a suite or a search that have a log point get
-    reports, too.
+    Graphs that are missing or older than the metrics are drawn. The runs or suites in the directory that have a
+    log point get reports, too.
 
     Raises:
         UserError: the directory is not of these kinds, has no log point yet, or has a damaged file.
     """
     from jinja2 import Environment, PackageLoader
 
-    if is_suite(directory):
-        kind = "suite"
-        content = suite_content(directory)
-    elif is_search(directory):
-        kind = "search"
-        content = search_content(directory)
-    else:
-        kind = "run"
-        content = run_content(directory)
-    links = _write_runs(directory, content.runs)
+    make_page = {"suite": suite_page, "sweep": sweep_page, "search": search_page}
+    page = make_page.get(held_kind(directory) or "", run_page)(directory)
+    for linked in page.linked:
+        _try_linked_report(directory / linked)
     environment = Environment(
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
-    environment.globals |= {"text": text, "counted": counted, "version": __version__}
-    values = settings_values(content) | content.values | {
-        "name": directory.absolute().name,
-        "links": links,
-        "written": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-    }  # fmt: skip
+    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path = directory / REPORT_FILE
-    write_file(path, environment.get_template(f"{kind}.html").render(values))
+    write_file(path, environment.get_template("page.html").render(page=page, version=__version__, written=written))
     return path
 
 
-def _write_runs(directory: Path, names: Iterable[str]) -> set[str]:
-    """Writes the reports of the runs in a directory that have a log point; returns the names of these runs.
-
-    A run with a damaged file is named in a line.
-    """
-    written = set()
-    for name in filter(lambda name: is_run(directory / name), names):
-        try:
-            write_report(directory / name)
-            written.add(name)
-        except NoLogPoint:
-            continue
-        except UserError as error:
-            say(f"no report: {error}")
-    return written
+def _try_linked_report(directory: Path) -> None:
+    """Writes the report of a run or suite within a page's directory, or names the file that is damaged."""
+    try:
+        write_report(directory)
+    except NoLogPoint:
+        return
+    except UserError as error:
+        say(f"no report: {error}")
 
 
 def try_report(directory: Path) -> None:

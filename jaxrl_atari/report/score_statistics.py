@@ -18,8 +18,9 @@ before they are aggregated.
   N_m - 1, summed over the suites. The median and the IQM are no sums of such parts, and the game's mean stands in.
 
 Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
-how often the intervals cover the true value; docs/paper.md has the table. `bootstrap_interval` is the interval of
-rliable, which results.json and comparison.json also have.
+how often the intervals cover the true value; docs/paper.md has the table.
+
+Two trials of one game are compared by Welch's t test (`difference`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +46,7 @@ ROUNDING = 1e-12  # a relative spread below this is the effect of rounding
 
 INTERVALS_NOTE = (
     f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
-    "(docs/paper.md says how often they cover the true value); (-) where there is none. "
-    "The narrower percentile intervals of rliable are in the JSON file."
+    "(docs/paper.md says how often they cover the true value); (-) where there is none."
 )
 """Explanation below tables of aggregates."""
 
@@ -213,26 +213,6 @@ def _around_mean(scores: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return scores.mean() + residuals[rng.integers(scores.size, size=(RESAMPLES, scores.size))]
 
 
-def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, float] | None:
-    """The interval of rliable: quantiles of the statistic over stratified resamples of the scores.
-
-    The sessions of each game are resampled with replacement; the games are kept. With few sessions, the interval
-    is too narrow.
-
-    Returns:
-        The ends of the interval; None if a game has a single session.
-    """
-    games = _lists(suites)
-    if any(scores.size < 2 for suite in games for scores in suite):
-        return None
-    rng = np.random.default_rng(0)
-    resampled = [
-        [scores[rng.integers(scores.size, size=(RESAMPLES, scores.size))] for scores in suite] for suite in games
-    ]
-    low, high = np.quantile(statistic.compute(*resampled), [1 - UPPER_QUANTILE, UPPER_QUANTILE])
-    return float(low), float(high)
-
-
 def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
     """The t interval of the mean score of one game `[sessions]`; None below 3 sessions or with equal scores."""
     scores = np.asarray(scores, np.float64)
@@ -251,3 +231,60 @@ def probability_of_improvement(scores: Scores, others: Scores) -> Estimate:
         scores, others: scores of the same games.
     """
     return estimate(IMPROVEMENT, scores, {game: others[game] for game in scores})
+
+
+# --- Two trials of one game --------------------------------------------------------------------------------------
+
+
+class Difference(NamedTuple):
+    """The difference of the mean scores of two trials, by Welch's t test."""
+
+    value: float
+    p: float
+    interval: tuple[float, float] | None  # None if one of the means has none; see `score_interval`
+    sessions_needed: int | None  # of each trial, to find this difference in 4 of 5 experiments; None above 1,000
+
+    @property
+    def is_significant(self) -> bool:
+        """Whether chance alone would rarely make such a difference, and both means have intervals."""
+        return self.interval is not None and self.p < 1 - CONFIDENCE
+
+
+def difference(scores: ArrayLike, others: ArrayLike) -> Difference | None:
+    """How much larger the mean of `scores` is than that of `others`; both `[sessions]`, at least 2 of each.
+
+    Returns:
+        None if a trial has a single session, or if neither has a spread.
+    """
+    from scipy.stats import ttest_ind  # takes a second to import
+
+    x, y = np.asarray(scores, np.float64), np.asarray(others, np.float64)
+    if min(x.size, y.size) < 2 or np.ptp(x) == np.ptp(y) == 0:
+        return None
+    test = ttest_ind(x, y, equal_var=False)
+    interval = None
+    if score_interval(x) and score_interval(y):
+        found = test.confidence_interval(CONFIDENCE)
+        interval = (float(found.low), float(found.high))
+    value = float(x.mean() - y.mean())
+    std = np.sqrt((x.var(ddof=1) + y.var(ddof=1)) / 2)
+    return Difference(value, float(test.pvalue), interval, sessions_needed(abs(value) / std))
+
+
+def sessions_needed(effect: float) -> int | None:
+    """The sessions of each of two trials with which a t test finds a difference in 4 of 5 experiments.
+
+    Args:
+        effect: the true difference of the means, in standard deviations over sessions.
+
+    Returns:
+        The smallest such number; None above 1,000.
+    """
+    from scipy.stats import nct
+
+    count = np.arange(2, 1001)
+    freedom = 2 * (count - 1)
+    threshold = stdtrit(freedom, UPPER_QUANTILE)
+    power = nct.sf(threshold, freedom, effect * np.sqrt(count / 2))
+    enough = count[power >= 0.8]
+    return int(enough[0]) if enough.size else None

@@ -1,8 +1,6 @@
 """A suite as it was read from its directory, and its results: the table of games, and aggregates over games."""
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +14,13 @@ from jaxrl_atari.report.aggregates import (
     missing_intervals,
     normalised,
     statistics_by_name,
-    statistics_json,
     statistics_rows,
     write_rliable,
 )
 from jaxrl_atari.report.score_statistics import INTERVALS_NOTE
 from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run, trial_summary
-from jaxrl_atari.report.text import lambda_text, left_out_text, markdown_table, score_text
+from jaxrl_atari.report.tables import Table, markdown_table
+from jaxrl_atari.report.text import LONG_BUDGET, left_out_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_SUMMARY_FILE, is_run
@@ -86,12 +84,8 @@ class Suite(NamedTuple):
         return by_game
 
 
-def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
+def read_suite(suite_dir: Path) -> Suite:
     """Reads a suite.
-
-    Args:
-        earlier: the suite as it was read before. The games that were complete are taken from it, and not read
-            again.
 
     Raises:
         UserError: the directory holds no suite, or suite.json cannot be used.
@@ -102,12 +96,7 @@ def read_suite(suite_dir: Path, earlier: Suite | None = None) -> Suite:
     runs = {}
     summaries = {}
     damaged = {}
-    complete_before = set() if earlier is None else set(earlier.complete_games())
     for game in games:
-        if earlier is not None and game in complete_before:
-            runs[game] = earlier.runs[game]
-            summaries[game] = earlier.summaries[game]
-            continue
         if not is_run(suite_dir / game):
             continue
         try:
@@ -191,16 +180,10 @@ def _status(suite: Suite, game: str, failure: str) -> str:
     return status
 
 
-def text_rows(rows: Sequence[GameRow]) -> list[list[str]]:
-    """The table of games as text, with a header."""
-    return [[*GAME_COLUMNS.values()], *(_cells(row) for row in rows)]
-
-
-def _cells(row: GameRow) -> list[str]:
-    cells = {name: value if isinstance(value, str) else score_text(value) for name, value in row._asdict().items()}
-    if row.gae_lambda is not None:
-        cells["gae_lambda"] = lambda_text(row.gae_lambda)
-    return [cells[name] for name in GAME_COLUMNS]
+def shown_columns(total_env_steps: int) -> dict[str, str]:
+    """The `GAME_COLUMNS` of text tables: the final return_mean only below `LONG_BUDGET`."""
+    hidden = "return_mean" if total_env_steps >= LONG_BUDGET else ""
+    return {name: title for name, title in GAME_COLUMNS.items() if name != hidden}
 
 
 class SuiteResults(NamedTuple):
@@ -217,6 +200,10 @@ class SuiteResults(NamedTuple):
         """The protocol of all games."""
         return self.suite.config.env.resolved_protocol
 
+    def table(self) -> Table:
+        """The table of games, as it is shown."""
+        return Table(shown_columns(self.suite.config.total_env_steps), [row._asdict() for row in self.rows])
+
     def to_json(self) -> dict[str, Any]:
         """The content of results.json, apart from the games of rliable's files."""
         return {
@@ -224,7 +211,7 @@ class SuiteResults(NamedTuple):
             "games": [row._asdict() for row in self.rows],
             "failures": self.failures,
             "scores": self.scores,
-            "aggregates": statistics_json(self.statistics),
+            "aggregates": {name: statistics.to_json() for name, statistics in self.statistics.items()},
         }
 
     def to_markdown(self) -> str:
@@ -233,7 +220,7 @@ class SuiteResults(NamedTuple):
         count = f"{counted(len(self.rows), 'game')}, {counted(config.sessions, 'session')}"
         parts = [
             f"# {self.suite.path.absolute().name}: {count} of {config.total_env_steps:,} env steps each",
-            markdown_table(text_rows(self.rows)),
+            self.table().to_markdown(),
             f"Protocol {self.protocol}. {GAMES_NOTE}",
         ]
         if self.statistics:
@@ -261,25 +248,14 @@ def suite_results(suite: Suite, failures: Mapping[str, str]) -> SuiteResults:
     )
 
 
-def save_results(results: SuiteResults, saved: Suite | None = None) -> None:
-    """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game.
-
-    Args:
-        saved: the suite as it was last saved. The games that were complete then keep their trial.json.
-    """
+def save_results(results: SuiteResults) -> None:
+    """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game."""
     suite_dir = results.suite.path
-    up_to_date = set() if saved is None else set(saved.complete_games())
     for game in results.suite.runs:
-        if game in up_to_date:
-            continue
         whole_run = read_run(suite_dir / game)  # which may have more sessions than the suite
         write_json(suite_dir / game / TRIAL_SUMMARY_FILE, trial_summary(whole_run))
     scores = normalised(results.scores, results.protocol)
     rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
     write_json(suite_dir / RESULTS_FILE, results.to_json() | {"rliable_games": rliable_games})
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(GameRow._fields)
-    writer.writerows(results.rows)
-    write_file(suite_dir / "results.csv", file.getvalue())
+    Table(GAME_COLUMNS, results.table().rows).write_csv(suite_dir / "results.csv")
     write_file(suite_dir / "results.md", results.to_markdown())

@@ -199,7 +199,7 @@ class TrialSummary(TypedDict):
     references: list[dict[str, Any]]  # the fields of each `Reference` that is shown beside the score
     reference_normalised_score: float | None
     human_normalised_score: float | None
-    mean: dict[str, float | None]  # metric -> mean over the members
+    mean: dict[str, float | None]  # metric -> mean over the members; None if a member lacks the metric
     std: dict[str, float | None]  # metric -> sample standard deviation over the members
     sessions: list[dict[str, Any]]  # of each member: `session`, `seed` and its metrics
     left_out: list[dict[str, str]]  # each other `session`, and the `reason` why it does not count
@@ -238,11 +238,12 @@ def trial_summary(run: Run) -> TrialSummary:
         for path, table in members.tables.items()
     ]
     known = {name: [each[name] for each in sessions if each[name] is not None] for name in SESSION_METRICS}
-    means = {name: float(np.mean(values)) if values else None for name, values in known.items()}
-    stds = {name: float(sample_std(values)) if len(values) > 1 else None for name, values in known.items()}
+    complete = {name: values for name, values in known.items() if len(values) == len(sessions)}
+    means = {name: float(np.mean(complete[name])) if name in complete else None for name in known}
+    stds = {name: float(sample_std(complete[name])) if len(complete.get(name, ())) > 1 else None for name in known}
     score = means["final_return_ma"]
     scores = known["final_return_ma"]
-    if len(known["strength"]) == len(sessions) > 1:
+    if len(complete.get("stability", ())) > 1:
         _, returns = align_sessions(list(members.tables.values()), "return_mean")
         shared = returns[:, np.isfinite(returns).all(axis=0)]
         means["consistency"] = known_float(consistency(shared - random_score(game)))

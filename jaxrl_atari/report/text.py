@@ -1,54 +1,25 @@
-"""Numbers, scores and the summary of a trial as text, for terminals, Markdown and the templates of reports.
+"""Scores and the summary of a trial (`summary.TrialSummary`) as text, for terminals, Markdown and pages."""
 
-A `summary` summarises a trial (`summary.TrialSummary`).
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.metrics import SESSION_METRICS, TABLE_SCALES
-from jaxrl_atari.report.score_statistics import CONFIDENCE, score_interval
+from jaxrl_atari.report.metrics import RATIOS_OF_STRENGTH, SESSION_METRICS, TABLE_SCALES
+from jaxrl_atari.report.score_statistics import CONFIDENCE, difference, score_interval
 from jaxrl_atari.report.summary import TrialSummary
+from jaxrl_atari.report.tables import markdown_table, number_text
 
 LONG_BUDGET = 10_000_000
 """Below this budget in env steps, tables show the final `return_mean` beside the score."""
-
-
-def score_text(value: float | None) -> str:
-    """A score as text, such as 14,482, 1.44 or 21; `-` for None."""
-    if value is None:
-        return "-"
-    rounded = round(value, 2) + 0.0  # the sum turns -0.0 into 0.0
-    if abs(rounded) >= 1000:
-        return f"{value:,.0f}"
-    return f"{rounded:.2f}".removesuffix(".00")
-
-
-def number_text(value: float) -> str:
-    """A number of any size as text: 0.000343, 0.95, 2,048, 1e-08.
-
-    The text has three significant digits, and all digits before the point.
-    """
-    if value == 0 or abs(value) >= 999.5:  # from there on, three digits would round to 1000
-        return f"{value:,.0f}"
-    if abs(value) < 1e-6:
-        return f"{value:.3g}"
-    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
-
-
-def lambda_text(value: float) -> str:
-    """The lambda of GAE as text, exactly, with two decimals or more: 0.70, 0.95, 0.999."""
-    return np.format_float_positional(value, min_digits=2)
 
 
 def interval_text(scores: Sequence[float]) -> str:
     """The interval of the mean score as text; with two sessions, both scores; empty if there is no interval."""
     interval = score_interval(scores)
     if interval is not None:
-        return f"{CONFIDENCE:.0%} interval {score_text(interval[0])} to {score_text(interval[1])}"
-    return f"2 sessions: {score_text(scores[0])} and {score_text(scores[1])}" if len(scores) == 2 else ""
+        return f"{CONFIDENCE:.0%} interval {number_text(interval[0])} to {number_text(interval[1])}"
+    return f"2 sessions: {number_text(scores[0])} and {number_text(scores[1])}" if len(scores) == 2 else ""
 
 
 def left_out_text(summary: TrialSummary) -> str:
@@ -77,7 +48,7 @@ def own_settings(summary: TrialSummary) -> str:
     An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
     """
     steps = f"{summary['planned_env_steps']:,} env steps"
-    return f"{summary['protocol']}, {steps}, λ {lambda_text(summary['gae_lambda'])}, dialect {summary['dialect']}"
+    return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:g}, dialect {summary['dialect']}"
 
 
 def reference_rows(summary: TrialSummary) -> list[list[str]]:
@@ -88,17 +59,17 @@ def reference_rows(summary: TrialSummary) -> list[list[str]]:
     """
     if not summary["references"]:
         return []
-    rows = [[f"this run ({own_settings(summary)})", score_text(summary["score"])]]
+    rows = [[f"this run ({own_settings(summary)})", number_text(summary["score"])]]
     for each in summary["references"]:
-        text = score_text(each["score"])
+        text = number_text(each["score"])
         if each["std"]:
-            text += f" ± {score_text(each['std'])}"
+            text += f" ± {number_text(each['std'])}"
         rows.append([each["source"], text])
     normalised = {
         "(score - random) / (first reference - random)": summary["reference_normalised_score"],
         "(score - random) / (human - random), both as in DQN Zoo": summary["human_normalised_score"],
     }
-    return rows + [[formula, score_text(value)] for formula, value in normalised.items() if value is not None]
+    return rows + [[formula, number_text(value)] for formula, value in normalised.items() if value is not None]
 
 
 def metric_rows(summary: TrialSummary) -> list[list[str]]:
@@ -111,25 +82,54 @@ def metric_rows(summary: TrialSummary) -> list[list[str]]:
     for name, title in SESSION_METRICS.items():
         if name == "final_return_mean" and summary["planned_env_steps"] >= LONG_BUDGET:
             continue
-        if summary["mean"][name] is not None:
+        if any(column[name] is not None for column in columns):
             scale = TABLE_SCALES.get(name, 1)
-            rows.append([title, *(score_text(column[name] and scale * column[name]) for column in columns)])
+            rows.append([title, *(number_text(column[name] and scale * column[name]) for column in columns)])
     return rows
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose columns are aligned in plain text too: the first to the left, others to the right.
+def difference_text(scores: Mapping[str, Sequence[float]]) -> str:
+    """The difference of the scores of two trials of one game, and whether it may be chance, in a sentence.
 
     Args:
-        rows: rows of cells; the first row is the header.
+        scores: name of a trial -> scores of its sessions; the second is subtracted from the first.
+
+    Returns:
+        Empty if a trial has no score.
     """
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rule = ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])]
-    lines = []
-    for name, *cells in (rows[0], rule, *rows[1:]):
-        padded = [name.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in padded)} |")
-    return "\n".join(lines)
+    (name, ours), (other, theirs) = scores.items()
+    if not ours or not theirs:
+        return ""
+    found = difference(ours, theirs)
+    counts = f"{len(ours)} and {counted(len(theirs), 'session')}"
+    if len(ours) == len(theirs):
+        counts = f"{counted(len(ours), 'session')} each"
+    if found is None:
+        value = number_text(float(np.mean(ours) - np.mean(theirs)))
+        return f"{name} - {other}: {value}; {counts} cannot tell a difference from chance"
+    text = f"{name} - {other}: {number_text(found.value)}"
+    if found.interval is not None:
+        text += f", {CONFIDENCE:.0%} interval {' to '.join(map(number_text, found.interval))}"
+    text += f", p {number_text(found.p)} (Welch's t test); "
+    if found.is_significant:
+        return f"{text}distinguishable with {counts}"
+    needed = "more than 1,000" if found.sessions_needed is None else f"about {found.sessions_needed:,}"
+    return f"{text}not distinguishable with {counts}; {needed} each would find a difference of this size"
+
+
+def no_mean_text(summary: TrialSummary) -> str:
+    """The metrics without a mean, because they have no meaning in a session; empty if there are none."""
+    sessions = summary["sessions"]
+    names = [
+        name
+        for name in RATIOS_OF_STRENGTH
+        if summary["mean"][name] is None and any(each[name] is not None for each in sessions)
+    ]
+    if not names:
+        return ""
+    titles = ", ".join(SESSION_METRICS[name].partition(" (")[0] for name in names)
+    without = [each["session"].replace("_", " ") for each in sessions if each[names[0]] is None]
+    return f"no mean of {titles}: no better than random play: {', '.join(without)}"
 
 
 def summary_table(summary: TrialSummary) -> str:
@@ -148,6 +148,7 @@ def summary_table(summary: TrialSummary) -> str:
         summary["unfinished_games"],
         f"score: return_ma at the end, the {summary['return_ma']}",
         left_out_text(summary),
+        no_mean_text(summary),
         interval_text(summary["session_scores"]),
         summary["comparison_note"],
     ]

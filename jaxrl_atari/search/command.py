@@ -23,7 +23,7 @@ from jaxrl_atari.output import counted, say, say_changes, try_to
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
-from jaxrl_atari.report.text import score_text
+from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
@@ -139,7 +139,7 @@ def run_search(options: Options, before: Options | None) -> Path:
         if is_new:
             _raise_if_none_began(study, search_dir)
         results = search_results(search_dir)
-        say(f"\n{results.to_markdown()}")  # shown before anything is saved, because saving may fail
+        say(f"\n{results.table().to_markdown()}")  # shown before anything is saved, because saving may fail
         resume = resume_command("search", search_dir)
         try_to("results are not saved", partial(save_search_results, search_dir, results), resume)
     if config.log.graphs:
@@ -236,7 +236,7 @@ def _progress(run_dir: Path) -> str:
         score, env_steps = trial_progress(run_dir)
     except (OSError, UserError) as error:
         return f"{run_dir.name}: {reason(error)}"
-    return f"{run_dir.name} at {env_steps:,} env steps, return_ma {score_text(score)}"
+    return f"{run_dir.name} at {env_steps:,} env steps, return_ma {number_text(score)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

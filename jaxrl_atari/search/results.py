@@ -1,22 +1,33 @@
 """The results of a search: trials.md and trials.csv, and NAME_best.py with the config of the best trial."""
 
-import csv
-import io
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from jaxrl_atari.cli.config_files import config_source
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.searches import ranked
-from jaxrl_atari.report.text import markdown_table, number_text
+from jaxrl_atari.report.tables import Table, cell_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE, trial_dir
 from jaxrl_atari.search.options import SearchConfig, read_search
 from jaxrl_atari.search.study import status_text, trial_progress
+
+
+def ranked(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """The trials that have started, best first: finished ones, then those that ASHA stopped, then all others.
+
+    A trial that ASHA stopped comes after finished ones, because it was worse than others at the same env steps.
+    """
+
+    def key(trial: FrozenTrial) -> tuple[bool, bool, float]:
+        score = trial.value
+        return score is None, trial.state == TrialState.PRUNED, 0.0 if score is None else -score
+
+    return sorted((trial for trial in trials if trial.params), key=key)
 
 
 class TrialRow(NamedTuple):
@@ -28,9 +39,15 @@ class TrialRow(NamedTuple):
     env_steps: int
     status: str
 
-    def cells(self) -> list[Any]:
-        """The row in trials.csv, below `SearchResults.header`."""
-        return [self.number, *self.fields.values(), self.score, self.env_steps, self.status]
+    def values(self) -> dict[str, Any]:
+        """The row of trials.csv."""
+        return {
+            "trial": self.number,
+            **self.fields,
+            "score": self.score,
+            "env_steps": self.env_steps,
+            "status": self.status,
+        }
 
 
 class SearchResults(NamedTuple):
@@ -40,31 +57,9 @@ class SearchResults(NamedTuple):
     rows: list[TrialRow]  # the trials that have started, the best first, by their scores in the study
     best: Config | None  # config of a run that trains the best trial again; None before one has ended with a score
 
-    def to_csv(self) -> str:
-        """The content of trials.csv."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(self.header)
-        writer.writerows(row.cells() for row in self.rows)
-        return file.getvalue()
-
-    def to_markdown(self) -> str:
-        """The content of trials.md: the same table, with rounded numbers."""
-        return markdown_table([self.header, *([cell_text(value) for value in row.cells()] for row in self.rows)])
-
-
-def cell_text(value: Any) -> str:
-    """A value of a row as text: three significant digits below 1, up to six above, no decimals from 100,000 on.
-
-    None, an unknown value, is `-`.
-    """
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        if abs(value) < 1:
-            return number_text(value)
-        return f"{value:,.6g}" if abs(value) < 100_000 else f"{value:,.0f}"
-    return f"{value:,}" if type(value) is int else str(value)
+    def table(self) -> Table:
+        """The table of trials."""
+        return Table({name: name for name in self.header}, [row.values() for row in self.rows])
 
 
 def search_results(search_dir: Path) -> SearchResults:
@@ -112,11 +107,10 @@ def _field_value(trial: FrozenTrial, name: str) -> Any:
 
 def save_search_results(search_dir: Path, results: SearchResults) -> None:
     """Writes trials.csv, trials.md and, once there is a best trial, NAME_best.py."""
-    write_file(search_dir / SEARCH_TABLE_FILE, results.to_csv())
-    write_file(search_dir / "trials.md", f"{results.to_markdown()}\n")
+    results.table().write_csv(search_dir / SEARCH_TABLE_FILE)
+    write_file(search_dir / "trials.md", f"{results.table().to_markdown()}\n")
     if results.best is not None:
-        first = results.rows[0].cells()
-        values = ", ".join(f"{name} {cell_text(value)}" for name, value in zip(results.header, first, strict=True))
+        values = ", ".join(f"{name} {cell_text(value)}" for name, value in results.rows[0].values().items())
         file = f"{results.best.name}.py"
         usage = f"    python -m jaxrl_atari.train --config SEARCH_DIR/{file} --sessions 4"
         write_file(search_dir / file, config_source(results.best, f"{values}\n\n{usage}\n"))

@@ -7,7 +7,7 @@ from pathlib import Path
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import say, try_to
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.suites import Suite, SuiteResults, read_suite, save_results, suite_results
+from jaxrl_atari.report.suites import SuiteResults, read_suite, save_results, suite_results
 from jaxrl_atari.runs.layout import resume_command
 from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.suite.sweep_results import draw_sweep, save_sweep_results, sweep_results
@@ -30,7 +30,6 @@ class SuiteResultsKeeper:
         self._directory = directory
         self._plan = plan
         self._reasons: dict[Path, list[str]] = {}  # run directory of a game -> why sessions of it failed
-        self._saved: dict[str, Suite] = {}  # label of a setting -> its suite as last saved
         self._resume = resume_command("suite", directory)
 
     def on_end(self, job: Job, failure: UserError | None) -> None:
@@ -47,8 +46,7 @@ class SuiteResultsKeeper:
         try_to("results are not saved", lambda: self._save(self._read()), self._resume)
 
     def show_and_save(self) -> None:
-        """Reads the results of all settings anew, prints their table, saves them, and draws them."""
-        self._saved.clear()
+        """Reads the results of all settings, prints their table, saves them, and draws them."""
         results = self._read()
         if self._plan.is_sweep:
             text = sweep_results(self._directory, self._plan, results).to_markdown()
@@ -59,27 +57,24 @@ class SuiteResultsKeeper:
         try_to("results are not saved", partial(self._save, results), self._resume)
         if not self._plan.config.log.graphs:
             return
-        for setting in self._plan.settings:
-            try_report(setting.directory(self._directory))
         if self._plan.is_sweep:
             try_to("no graph", partial(self._draw_sweep, results), self._resume)
+        try_report(self._directory)
 
     def _read(self) -> dict[str, SuiteResults]:
-        """The results of the settings, by their labels. Games that were complete when saved are not read again."""
+        """The results of the settings, by their labels."""
         results = {}
         for setting in self._plan.settings:
             directory = setting.directory(self._directory)
             runs = {game: (directory / game).absolute() for game in self._plan.games}
             failures = {game: "; ".join(self._reasons[run]) for game, run in runs.items() if run in self._reasons}
-            suite = read_suite(directory, self._saved.get(setting.label))
-            results[setting.label] = suite_results(suite, failures)
+            results[setting.label] = suite_results(read_suite(directory), failures)
         return results
 
     def _save(self, results: Mapping[str, SuiteResults]) -> None:
         """Saves the results of all settings, and those of the sweep if there is one."""
-        for label, suite in results.items():
-            save_results(suite, self._saved.get(label))
-            self._saved[label] = suite.suite
+        for suite in results.values():
+            save_results(suite)
         if self._plan.is_sweep:
             save_sweep_results(sweep_results(self._directory, self._plan, results))
 

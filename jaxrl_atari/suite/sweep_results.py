@@ -1,7 +1,5 @@
 """The results of a sweep: one table of all scores, and the learning curves of all settings in one graph."""
 
-import csv
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,8 +8,9 @@ from jaxrl_atari.output import counted
 from jaxrl_atari.report.aggregates import missing_intervals, normalised, statistics_by_name, statistics_rows
 from jaxrl_atari.report.graphs import plot_comparison
 from jaxrl_atari.report.score_statistics import INTERVALS_NOTE
-from jaxrl_atari.report.suites import GAME_COLUMNS, GameRow, Suite, SuiteResults
-from jaxrl_atari.report.text import markdown_table, score_text
+from jaxrl_atari.report.suites import GameRow, Suite, SuiteResults, shown_columns
+from jaxrl_atari.report.tables import Table, markdown_table
+from jaxrl_atari.report.text import difference_text
 from jaxrl_atari.runs.files import write_file, write_json
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, RESULTS_FILE
 from jaxrl_atari.suite.sweep import SweepPlan
@@ -51,17 +50,41 @@ class SweepResults(NamedTuple):
         return {
             "vary": self.plan.vary,
             "games": [{"game": row.game_row.game, **row.fields, **_row_values(row.game_row)} for row in self.rows],
+            "differences": self.differences(),
             "settings": {label: results.to_json() for label, results in self.by_label.items()},
         }
 
-    def to_csv(self) -> str:
-        """The content of results.csv. An empty cell is an unknown value; the value None of a field is `none`."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["game", *self.plan.vary, *TABLE_COLUMNS])
-        for row in self.rows:
-            writer.writerow([row.game_row.game, *self._field_texts(row), *_row_values(row.game_row).values()])
-        return file.getvalue()
+    def table(self, titles: Mapping[str, str] | None = None) -> Table:
+        """The table of the sweep. The value None of a field is `none`.
+
+        Args:
+            titles: `GameRow` field -> title; None: each is its own title, as in results.csv.
+        """
+        names = ["game", *self.plan.vary, *TABLE_COLUMNS]
+        titles = {name: name for name in names} if titles is None else titles
+        rows = [
+            {"game": row.game_row.game}
+            | {name: value_text(value) for name, value in row.fields.items()}
+            | _row_values(row.game_row)
+            for row in self.rows
+        ]
+        columns = {name: titles.get(name, name) for name in names if name in titles or name in self.plan.vary}
+        return Table(columns, rows)
+
+    def differences(self) -> list[str]:
+        """The difference of each setting's score from that of the first setting, game by game, in words."""
+        first, *others = self.by_label
+        return [
+            f"{game}: {text}"
+            for game in self.plan.games
+            for label in others
+            if (text := difference_text({each: self._scores(each, game) for each in (label, first)}))
+        ]
+
+    def _scores(self, label: str, game: str) -> list[float]:
+        """The scores of the sessions of a game that count under a setting."""
+        summary = self.by_label[label].suite.summaries.get(game)
+        return [] if summary is None else summary["session_scores"]
 
     def to_markdown(self) -> str:
         """The content of results.md."""
@@ -71,26 +94,14 @@ class SweepResults(NamedTuple):
         sessions = f"{counted(plan.config.sessions, 'session')} of {plan.config.total_env_steps:,} env steps each"
         parts = [
             f"# {self.path.absolute().name}: {count}, {sessions}",
-            markdown_table(self._text_rows()),
+            # "ours" has no reference beside it here
+            self.table(shown_columns(plan.config.total_env_steps) | {"score": "score"}).to_markdown(),
+            *self.differences(),
             SWEEP_NOTE,
         ]
         if len(plan.games) > 1:
             parts += _aggregate_parts(self.by_label)
         return "\n\n".join(parts) + "\n"
-
-    def _text_rows(self) -> list[list[str]]:
-        """The table as text, with a header."""
-        titles = GAME_COLUMNS | {"score": "score"}  # "ours" has no reference beside it here
-        rows = [["game", *self.plan.vary, *(titles[name] for name in TABLE_COLUMNS)]]
-        for row in self.rows:
-            values = _row_values(row.game_row).values()
-            cells = [value if isinstance(value, str) else score_text(value) for value in values]
-            rows.append([row.game_row.game, *self._field_texts(row), *cells])
-        return rows
-
-    def _field_texts(self, row: SweepRow) -> list[str]:
-        """The values of the fields that vary, as text."""
-        return [value_text(row.fields[name]) for name in self.plan.vary]
 
 
 def _row_values(row: GameRow) -> dict[str, Any]:
@@ -135,7 +146,7 @@ def _aggregate_parts(by_label: Mapping[str, SuiteResults]) -> list[str]:
 def save_sweep_results(results: SweepResults) -> None:
     """Writes results.md, results.csv and results.json of a sweep."""
     write_json(results.path / RESULTS_FILE, results.to_json())
-    write_file(results.path / "results.csv", results.to_csv())
+    results.table().write_csv(results.path / "results.csv")
     write_file(results.path / "results.md", results.to_markdown())
 
 

@@ -11,13 +11,8 @@ from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run, trial_summary
-from jaxrl_atari.report.text import (
-    interval_text,
-    number_text,
-    reference_rows,
-    score_text,
-    summary_table,
-)
+from jaxrl_atari.report.tables import number_text
+from jaxrl_atari.report.text import interval_text, reference_rows, summary_table
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -82,16 +77,15 @@ def test_session_metrics_skip_log_points_before_the_first_game_ends():
     assert {name: value for name, value in figures.items() if value is not None} == pytest.approx(expected)
 
 
+RETURNS = {"final_return_ma", "final_return_mean", "max_return_ma"}
+
+
 @pytest.mark.parametrize(
     ("returns", "game", "known"),
     [
         ([NAN, NAN], GAME, set()),  # no finished game
-        (
-            [1, 2, 3],
-            GAMES["Kaboom"],
-            {"final_return_ma", "final_return_mean", "max_return_ma"},
-        ),  # no score of random play
-        ([1, 2, 3], GAME, {"final_return_ma", "final_return_mean", "max_return_ma"}),  # below random play
+        ([1, 2, 3], GAMES["Kaboom"], RETURNS),  # no score of random play
+        ([1, 2, 3], GAME, RETURNS | {"strength", "max_strength", "final_strength"}),  # below random play
     ],
 )
 def test_figures_without_a_meaning_are_left_out(returns, game, known):
@@ -144,14 +138,24 @@ def test_trial_aggregation(tmp_path):
     assert alone["score_interval"] is two["score_interval"] is None
 
 
+def test_strength_is_a_mean_over_all_sessions_and_a_ratio_without_a_meaning_has_none(tmp_path):
+    random = GAMES["Qbert"].random.score
+    tables = [table(np.array([10, 30]) + random), table(np.array([-20, -60]) + random)]
+    summary = trial_summary(read_run(write_run(tmp_path / "run", tables, total_env_steps=200)))
+    assert summary["mean"]["strength"] == pytest.approx((20 - 40) / 2)
+    assert summary["mean"]["stability"] is summary["mean"]["sample_efficiency"] is None
+    text = "no mean of sample efficiency, training efficiency, stability: no better than random play: session 1"
+    assert text in summary_table(summary).splitlines()
+
+
 # Texts and files.
 
 
-def test_numbers_have_one_notation():
-    numbers = (14482.4, 999.996, 21.0, 1.444, -0.001, None)
-    assert [score_text(number) for number in numbers] == ["14,482", "1,000", "21", "1.44", "0", "-"]
-    assert [number_text(number) for number in (0.000343241, 2048.0, 1e-8)] == ["0.000343", "2,048", "1e-08"]
-    assert [interval_text(scores) for scores in ([1.0], [1.0, 2.5])] == ["", "2 sessions: 1 and 2.50"]
+def test_numbers_have_one_notation_and_few_sessions_no_interval():
+    numbers = (14482.4, 2048.0, 999.996, 21.0, 12.345, 1.444, 0.95, 0.0, -0.001, 0.00034324, 1e-8, None)
+    texts = ["14,482", "2,048", "1,000", "21", "12.35", "1.44", "0.95", "0", "-0.001", "0.000343", "1e-08", "-"]
+    assert [number_text(number) for number in numbers] == texts
+    assert [interval_text(scores) for scores in ([], [1.0], [1.0, 2.5])] == ["", "", "2 sessions: 1 and 2.50"]
     assert interval_text([10.0, 20.0, 30.0]) == "95% interval -4.84 to 44.84"
 
 

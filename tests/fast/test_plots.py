@@ -15,7 +15,7 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import aggregates, graphs
 from jaxrl_atari.report.figures import COLOURS
-from jaxrl_atari.report.page import write_report
+from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import write_json
 
@@ -109,6 +109,31 @@ def test_a_trial_graph_draws_means_over_sessions_and_a_band_of_one_sample_std(tm
     assert (heights.min(), heights.max()) == pytest.approx((1500 - 500 * 2**0.5, 4500 + 1500 * 2**0.5))
 
 
+def test_a_metric_of_ones_own_has_a_panel_and_any_column_can_be_drawn(tmp_path, figures, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir = write_run(tmp_path / "run", [table(np.arange(4.0), curiosity=[1.0, 3.0, 2.0, 5.0])])
+    run = read_run(run_dir)
+    graphs.plot_session(run, *run.tables)
+    (panel,) = (axes for axes in figures[-1].axes if axes.get_title() == "curiosity")
+    assert panel.lines[0].get_ydata().tolist() == [1, 3, 2, 5]
+    plots.main(["run", "--column", "curiosity"])
+    assert lines(figures[-1].axes[0])["run: 1 session"] == [1, 3, 2, 5]
+    assert (tmp_path / "graphs" / "curiosity.svg").is_file()
+    with pytest.raises(UserError, match="--column nothing: no run has a value"):
+        plots.main(["run", "--column", "nothing"])
+
+
+def test_the_difference_of_two_runs_is_printed_with_the_sessions_that_it_needs(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, scores in (("a", (100, 120, 110)), ("b", (300, 310, 290)), ("c", (105, 125, 118))):
+        write_run(tmp_path / name, [short(score) for score in scores], total_env_steps=100)
+    plots.main(["a", "b", "c"])
+    b, c = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Qbert: ")]
+    assert b.startswith("Qbert: b - a: 190, 95% interval 167.")
+    assert b.endswith("distinguishable with 3 sessions each")
+    assert "not distinguishable with 3 sessions each; about 46 each would find a difference of this size" in c
+
+
 def test_an_unfinished_session_is_named_and_not_in_the_curve(tmp_path, figures):
     finished = [short(*np.linspace(0, score, 20)) for score in (600, 640, 620)]  # return_ma ends at half of it
     run_dir = write_run(tmp_path / "run", [*finished, short(0.5)], total_env_steps=2000)
@@ -196,7 +221,6 @@ def test_the_command_draws_everything_and_prints_the_files(tmp_path, capsys, mon
         write_run(tmp_path / name, [short(100, 200)], name="lr_$lr_$ent")
     plots.main(["a", "b", "--output", "out"])
     printed = capsys.readouterr().out.split()
-    assert len(printed) == 2 * (2 + 2) + 2
     assert {"a/session_0/graphs/session.svg", "b/graphs/trial.png", "out/comparison.svg"} <= set(printed)
     assert "a: 1 session, score 150" in texts(tmp_path / "out" / "comparison.svg")
     assert "lr_$lr_$ent" in texts(tmp_path / "a/graphs/trial.svg")
@@ -262,9 +286,11 @@ def write_search(search_dir, trials=((1e-4, 3.0, "COMPLETE"), (3e-4, 9.0, "COMPL
     return study
 
 
-def test_an_interrupted_search_is_drawn_with_its_scores_so_far(tmp_path, figures):
-    write_search(tmp_path / "search", [(1e-4, 3.0, "RUNNING")])
-    page = write_report(tmp_path / "search").read_text()
-    assert page.count("<img") == 2  # curves and fields
-    labels = [text.get_text() for text in figures[0].legends[0].get_texts()]
-    assert labels == ["unfinished"]  # the best is one that has ended, as in the table
+def test_the_graphs_of_a_search_have_the_trials_that_asha_stopped_and_those_that_run(tmp_path, figures):
+    trials = ((1e-4, 3.0, "COMPLETE"), (1e-3, 9.0, "PRUNED"), (3e-4, 6.0, "RUNNING"))
+    draw_graphs(write_search(tmp_path / "search", trials), tmp_path)
+    curves, _, fields, *_ = figures  # each as PNG and SVG
+    drawn = [line.get_xydata().tolist() for line in curves.axes[0].lines]
+    assert sorted(drawn) == [[[100, 1], [200, 3]], [[100, 2], [200, 6]], [[100, 3], [200, 9]]]
+    points = [point for each in fields.axes[0].collections for point in each.get_offsets().tolist()]
+    assert sorted(points) == [[1e-4, 3], [3e-4, 6], [1e-3, 9]]

@@ -19,7 +19,6 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig, set_fields
 from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
-from jaxrl_atari.report.searches import read_trials
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.search import command
 from jaxrl_atari.search.check import check_search
@@ -306,17 +305,6 @@ def test_the_choice_none_is_a_value_and_no_gap_in_the_results(tmp_path):
         "0", "None", "1",
     ]  # fmt: skip
     assert "ppo.target_kl None" in (tmp_path / "small_best.py").read_text()
-
-
-def test_the_graphs_and_the_table_have_one_best_trial(tmp_path):
-    """Before a trial has finished, it is one that ASHA stopped, not one that runs, whose score is not final."""
-    config = Config(name="small", total_env_steps=9000)
-    search = new_search(tmp_path, config)
-    end_trial(tmp_path, search, 0, [1.0], TrialState.PRUNED)
-    end_trial(tmp_path, search, 1, [9.0], TrialState.RUNNING)
-    kinds = [trial.kind for trial in read_trials(open_study(tmp_path, search))]
-    assert kinds == ["best", "unfinished"]
-    assert search_results(tmp_path).rows[0].number == 0
 
 
 def test_a_finished_search_starts_nothing_and_is_shown_where_it_cannot_be_saved(tmp_path, capsys):

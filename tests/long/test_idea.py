@@ -1,10 +1,11 @@
 """docs/idea.md, followed word for word: ideas and a network in files of a user's, with a user's commands."""
 
+import shlex
 import shutil
 
 import numpy as np
 import pytest
-from idea_page import BASELINE, SMALL, TRAIN, TRY, block, rows, run, train, write_files
+from idea_page import BASELINE, SMALL, SWEEP, TRAIN, TRY, block, rows, run, train, write_files
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +25,13 @@ def test_an_idea_is_trained_beside_the_baseline(folder, idea):
     train(folder, TRY)
     assert all(float(row["z_loss"]) > 0 for session in (0, 1) for row in rows(idea, session)[1:])
     assert "z_loss" not in rows(folder / "data" / "baseline")[0]
+
+
+def test_an_idea_is_compared_with_the_baseline_in_one_command(folder):
+    ended = run(folder, "suite", "--config", *shlex.split(SWEEP), *SMALL, "--sessions=2")
+    assert ended.returncode == 0, ended.stderr
+    text = (folder / "data" / "idea" / "results.md").read_text()
+    assert "Breakout: algorithm=z_loss - algorithm=ppo: " in text
 
 
 def test_an_idea_is_evaluated_and_resumed(folder, idea):
