@@ -17,9 +17,8 @@ kind is named on stderr and left out.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
@@ -32,7 +31,7 @@ from jaxrl_atari.report.suites import Suite, read_suite
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.report.text import difference_text
 from jaxrl_atari.runs.journal import read_study
-from jaxrl_atari.runs.layout import GRAPHS_FOLDER, is_run, is_search, is_suite, is_sweep
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind, is_suite
 from jaxrl_atari.suite.sweep import read_plan
 from jaxrl_atari.suite.sweep_results import draw_sweep
 
@@ -50,20 +49,11 @@ class Options:
     labels: tuple[str, ...] = ()
     """Names in the comparison, one for each directory. By default, the names of the directories."""
     title: str = ""
-    """Title of the comparison, or of the graph of a single run, which a later report draws without it."""
+    """Title of the comparison, or of the graph of a single run."""
     x: XAxis = "env steps"
     """The x axis of the comparison."""
     column: str = ""
     """Draw this column of metrics.csv instead, such as entropy, into the output folder."""
-
-
-def _say_paths(paths: Iterable[Path]) -> None:
-    """Prints paths, one per line."""
-    for path in paths:
-        say(str(path))
-
-
-Result = TypeVar("Result", Run, list[Path])
 
 
 def _draw_search(search_dir: Path) -> list[Path]:
@@ -94,79 +84,24 @@ def _draw_setting_curves(sweep_dir: Path) -> list[Path]:
     return files
 
 
-def _each_usable(
-    work: Callable[[Path], Result], directories: Mapping[str, Path], is_only_one: bool
-) -> dict[str, Result]:
-    """Reads or draws directories of one kind.
-
-    A directory whose metrics are damaged or have no log point yet is named on stderr and left out.
+def _compare(suites: Mapping[str, Suite], output: Path, only_suites: bool) -> None:
+    """Compares suites, prints the comparison and saves it.
 
     Args:
-        work: reads or draws a directory.
-        directories: name -> directory.
-        is_only_one: whether the command has a single directory, whose error ends the command.
-
-    Returns:
-        Name -> result of `work`.
+        only_suites: whether the command draws nothing else. If not, an error of the comparison is only said.
 
     Raises:
-        UserError: a directory cannot be read for another reason.
+        UserError: the suites cannot be compared, and the command draws nothing else.
     """
-    results = {}
-    for name, directory in directories.items():
-        try:
-            results[name] = work(directory)
-        except MetricsError as error:
-            if is_only_one:
-                raise
-            say(f"not drawn: {error}", sys.stderr)
-    return results
-
-
-class Directories(NamedTuple):
-    """The directories of a command line by their kinds: name -> directory."""
-
-    runs: dict[str, Path]
-    suites: dict[str, Path]
-    searches: dict[str, Path]
-    sweeps: dict[str, Path]
-
-
-def _by_kind(directories: Mapping[str, Path]) -> Directories:
-    """Sorts directories by their kinds.
-
-    A path of no kind is named on stderr and left out, because `data/*` may also match other files. But a path that
-    is alone or does not exist counts as a run, because the error of reading it says what is wrong.
-    """
-    by_kind = Directories({}, {}, {}, {})
-    for name, path in directories.items():
-        if is_search(path):
-            by_kind.searches[name] = path
-        elif is_sweep(path):
-            by_kind.sweeps[name] = path
-        elif is_suite(path):
-            by_kind.suites[name] = path
-        elif is_run(path) or not path.exists() or len(directories) == 1:
-            by_kind.runs[name] = path
-        else:
-            say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
-    return by_kind
-
-
-def _draw_suites(suites: Mapping[str, Suite], options: Options, file: str) -> None:
-    """Draws the learning curves of suites.
-
-    Args:
-        file: name of the graph.
-    """
-    curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
-    if curves:
-        _say_paths(plot_comparison(curves, options.output, options.title, file, options.x))
-
-
-def _print_comparison(suites: Mapping[str, Suite], output: Path) -> None:
-    """Compares suites, prints the comparison and saves it. Raises `UserError` as `compare_suites`."""
-    comparison = compare_suites(suites)
+    if not suites:
+        return
+    try:
+        comparison = compare_suites(suites)
+    except UserError as error:
+        if only_suites:
+            raise
+        say(f"not compared: {error}", sys.stderr)
+        return
     save_comparison(comparison, output)
     say(f"\n{comparison.to_markdown()}")
 
@@ -190,37 +125,48 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
-    by_kind = _by_kind(dict(zip(names, directories, strict=True)))
-
-    # Runs and suites are read before anything is drawn, so that one that cannot be read is an error at once.
-    runs = _each_usable(read_run, by_kind.runs, count == 1)
-    suites = {name: read_suite(path) for name, path in by_kind.suites.items()}
-    for suite in suites.values():
-        for problem in suite.damaged.values():
-            say(f"not drawn: {problem}", sys.stderr)
-    drawn = _each_usable(_draw_search, by_kind.searches, count == 1)
-    drawn |= _each_usable(_draw_setting_curves, by_kind.sweeps, count == 1)
-    if not (runs or suites or drawn):
-        raise UserError("nothing is drawn: the lines above say why")
-    if options.column:
-        curves = [*runs.items(), *((name, run) for name, suite in suites.items() for run in suite.runs.values())]
-        _say_paths(plot_column(curves, options.column, options.output, options.title, options.x))
-        return
-    for files in drawn.values():
-        _say_paths(files)
-    for run in runs.values():
-        _say_paths(plot_run(run, options.title if len(runs) == 1 else ""))
-    if len(runs) > 1:
-        _say_paths(plot_comparison([*runs.items()], options.output, options.title, x=options.x))
-        _say_differences(runs)
-    if suites:
-        _draw_suites(suites, options, "comparison_of_suites" if len(runs) > 1 else "comparison")
+    runs: dict[str, Run] = {}
+    suites: dict[str, Suite] = {}
+    files: list[Path] = []
+    for name, path in zip(names, directories, strict=True):
+        kind = held_kind(path)
         try:
-            _print_comparison(suites, options.output)
-        except UserError as error:
-            if not (runs or drawn):
+            if kind == "search":
+                files += _draw_search(path)
+            elif kind == "sweep":
+                files += _draw_setting_curves(path)
+            elif kind == "suite":
+                suites[name] = read_suite(path)
+            elif kind == "run" or count == 1 or not path.exists():  # the error of reading it says what is wrong
+                runs[name] = read_run(path)
+            else:  # `data/*` may match other files
+                say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
+        except MetricsError as error:
+            if count == 1:
                 raise
-            say(f"not compared: {error}", sys.stderr)
+            say(f"not drawn: {error}", sys.stderr)
+    if not (runs or suites or files):
+        raise UserError("nothing is drawn: the lines above say why")
+    only_suites = not (runs or files)
+    curves_of_suites = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
+    output, title, x = options.output, options.title, options.x
+    if options.column:
+        files += plot_column([*runs.items(), *curves_of_suites], options.column, output, title, x)
+    else:
+        for run in runs.values():
+            files += plot_run(run, title if len(runs) == 1 else "")
+        if len(runs) > 1:
+            files += plot_comparison([*runs.items()], output, title, x=x)
+        if curves_of_suites:
+            file = "comparison_of_suites" if len(runs) > 1 else "comparison"
+            files += plot_comparison(curves_of_suites, output, title, file, x)
+    for file in files:
+        say(str(file))
+    for problem in (problem for suite in suites.values() for problem in suite.damaged.values()):
+        say(f"not drawn: {problem}", sys.stderr)
+    if not options.column:
+        _say_differences(runs)
+        _compare(suites, output, only_suites)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ IDEA = "import jax\nimport jax.numpy as jnp\n\nfrom jaxrl_atari import PPO"
 TRAIN, BASELINE, TRY, COEFFICIENT = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
 """The words after `--config`: the idea, the baseline, a try of a minute, and another coefficient."""
 
-(SWEEP,) = re.findall(r"python -m jaxrl_atari\.suite --config (.*)", PAGE)
+SWEEP, *_ = re.findall(r"python -m jaxrl_atari\.suite --config (.*)", PAGE)
 """The words after `--config`: the idea beside the baseline, in one command."""
 
 SMALL = (
