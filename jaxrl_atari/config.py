@@ -564,7 +564,8 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
         parent = values
         for each in parents:
             parent = parent[each]
-        parent[leaf] = value
+        is_word = value is None and isinstance(parent.get(leaf), str)  # `overlap=none`
+        parent[leaf] = "none" if is_word else value
     return config_from_dict(values)
 
 

@@ -250,9 +250,9 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
     drawn = {"a/graphs/trial.svg", "search/graphs/curves.svg", "search/graphs/importances.png"}
     assert drawn | {"sweep/graphs/comparison.svg"} <= set(files)
     assert all((tmp_path / file).is_file() for file in files)
-    log, run = errors.splitlines()
-    assert log == "not drawn: train.log: holds no run, suite, sweep or search"
+    run, log = errors.splitlines()
     assert run.startswith("not drawn: empty/session_0/metrics.csv: holds no log point")
+    assert log == "not drawn: train.log: holds no run, suite, sweep or search"
     with pytest.raises(UserError, match="nowhere: not a run directory"):
         plots.main(["a", "nowhere"])
     with pytest.raises(UserError, match="nothing is drawn: the lines above say why"):

@@ -179,7 +179,7 @@ def test_what_cannot_be_measured(capsys):
         (("--compare", "overlap=none,update", "--parts", "env,acting"), "expected one part with --compare"),
         (("--compare", "env.num_envs=8"), "expected cpu,gpu or FIELD=VALUE,VALUE,..."),
         (("--compare", "env.num_envs=4,5"), "ppo.minibatch_size"),
-        (("--compare", "env.nothing=1,2"), "--env.nothing"),
+        (("--compare", "env.nothing=1,2"), "env.nothing"),
     ):
         with pytest.raises(UserError) as error:
             run(capsys, *arguments)

@@ -164,7 +164,11 @@ def repository_files(run_dir, checkpoint):
     """The files of a repository: name -> content."""
     with tempfile.TemporaryDirectory() as folder:
         fill_repository(Path(folder), run_dir, "user/breakout", checkpoint)
-        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*.*")}
+        return {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in Path(folder).rglob("*")
+            if path.is_file()
+        }
 
 
 def card(run_dir, checkpoint="best"):
