@@ -28,7 +28,7 @@ SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of 
     journal.log              its trials; see `journal.py`
 
 A file that may not be overwritten leads to NAME_2, NAME_3, ... beside it (`files.unused`).
-Each of these may have graphs/ and, except for a sweep, report.html (see `report/`). The output of a trial of a
+Each of these may have graphs/ and report.html (see `report/`). The output of a trial of a
 search that ran on a Ray cluster is in trial_<i>/output.txt.
 
 The constants are the names that several modules need.
