@@ -1,4 +1,4 @@
-"""GPU memory: the fraction of it that JAX reserves in a process, and the errors when a device runs out."""
+"""GPU memory: the fraction of it that JAX reserves in a process, and advice when a device runs out."""
 
 import contextlib
 import math

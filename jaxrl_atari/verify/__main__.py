@@ -8,8 +8,9 @@ actions again, compares every return and length, and recomputes every row of met
 says what this shows and what it cannot show.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,7 +18,7 @@ import tyro
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import ENV_STEPS, SESSION_NUMBERS, RunDir, WithImports, parse
-from jaxrl_atari.config import Config, Limits
+from jaxrl_atari.config import Limits
 from jaxrl_atari.errors import UserError, VerificationFailed, require
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
@@ -46,93 +47,25 @@ class Options(WithImports):
     same software, device and threads, and compare all bits. Nothing in the run is changed."""
 
 
-def _chosen_sessions(options: Options) -> list[Path]:
-    """The directories of the sessions that `--session` names. Raises `UserError` if there are none."""
-    chosen = [path for path in session_dirs(options.run_dir) if options.session in ("all", session_number(path))]
-    if not chosen:
-        wanted = "session" if options.session == "all" else f"session {options.session}"
-        raise UserError(f"{options.run_dir}: has no {wanted}")
-    return chosen
-
-
-def _verify_sessions(config: Config, options: Options) -> None:
-    """Verifies one session or all, and shows the results. The result of a session that was played in full
-    is kept in verified.json.
+def _check_sessions(sessions: Sequence[Path], check: Callable[[Path], str]) -> None:
+    """Checks every session, and shows the results: sessions that differ hide no others.
 
     Raises:
-        VerificationFailed: sessions differ. All others have been verified before, if they can be.
-        UserError: no session differs, and some cannot be verified (`verify_session`); the run has no such session.
+        VerificationFailed: a session differs.
+        UserError: no session differs, and some cannot be checked.
     """
-    if config.unrecorded_reason:
-        raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
-    chosen = _chosen_sessions(options)
-    problems: list[UserError] = []
-    for session_dir in chosen:
+    problems: dict[str, UserError] = {}
+    for path in sessions:
         try:
-            recomputed = verify_session(
-                config, session_dir, start=options.start, end=options.end, sample=options.sample
-            )
+            say(f"{path.name}  {check(path)}")
         except UserError as error:
-            differs = isinstance(error, VerificationFailed)
-            problems.append(error)
-            if len(chosen) > 1:  # the others may take hours
-                say(f"{session_dir.name}  {'differs' if differs else 'is not verified'}: {error}")
-            if differs:
-                _remove_result(session_dir / VERIFIED_FILE)
-            continue
-        say(f"{session_dir.name}  verified: {recomputed.text}")
-        if recomputed.played_all:
-            problem = try_write_json(session_dir / VERIFIED_FILE, recomputed.verification()._asdict())
-            if problem:
-                say(f"{session_dir.name}  the result is not saved: {problem}")
-    _raise_problems(problems)
-
-
-def _raise_problems(problems: Sequence[UserError]) -> None:
-    """Raises the errors of all sessions, if any, as one: `VerificationFailed` if one of them is."""
-    if not problems:
-        return
-    differs = any(isinstance(error, VerificationFailed) for error in problems)
-    kind = VerificationFailed if differs else UserError
-    raise kind("; ".join(map(str, problems)))
-
-
-def _remove_result(path: Path) -> None:
-    """Removes the result of an earlier verification, or says why that is not possible."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        say(f"{path}: cannot be removed ({error.strerror}); it is of an earlier verification")
-
-
-def _retrain_sessions(options: Options, env_steps: int) -> None:
-    """Trains one session, or all, again from the checkpoint at `env_steps`; see `retrain`.
-
-    Raises:
-        VerificationFailed: sessions differ. All others have been trained again before, if they can be.
-        UserError: no session differs, and some cannot be trained again; no session has such a checkpoint.
-    """
-    for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
-        require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
-    kept = {path: checkpoint_env_steps(path) for path in _chosen_sessions(options)}
-    chosen = [path for path, steps in kept.items() if env_steps in steps]
-    if not chosen:
-        there = "; ".join(f"{path.name}: {', '.join(map(str, steps)) or 'none'}" for path, steps in kept.items())
-        raise UserError(f"--retrain {env_steps}: there is no checkpoint at this env step; kept are: {there}")
-    for line in tune_process():
-        say(line)
-    # Here, so that playing games again need not import Flax and orbax.
-    from jaxrl_atari.verify.retrain import retrain
-
-    problems: list[UserError] = []
-    for session_dir in chosen:
-        try:
-            say(retrain(session_dir, env_steps))
-        except UserError as error:
-            problems.append(error)
-            if len(chosen) > 1:  # the others may take hours
-                say(str(error))
-    _raise_problems(problems)
+            problems[path.name] = error
+            if len(sessions) > 1:  # the others may take hours
+                say(f"{path.name}  {error}")
+    if problems:
+        differs = any(isinstance(error, VerificationFailed) for error in problems.values())
+        kind = VerificationFailed if differs else UserError
+        raise kind("; ".join(f"{name}: {error}" for name, error in problems.items()))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,10 +77,53 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = parse(Options, arguments, "verify")
     config = read_config(options.run_dir)  # refuses a directory without a run
+    sessions = [path for path in session_dirs(options.run_dir) if options.session in ("all", session_number(path))]
+    if not sessions:
+        wanted = "session" if options.session == "all" else f"session {options.session}"
+        raise UserError(f"{options.run_dir}: has no {wanted}")
     if options.retrain is not None:
-        _retrain_sessions(options, options.retrain)
-    else:
-        _verify_sessions(config, options)
+        _retrain(options, sessions, options.retrain)
+        return
+    if config.unrecorded_reason:
+        raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
+
+    def recompute(session_dir: Path) -> str:
+        """Verifies a session. The result is kept in verified.json if all games were played."""
+        try:
+            found = verify_session(
+                config, session_dir, start=options.start, end=options.end, sample=options.sample
+            )
+        except VerificationFailed:
+            with contextlib.suppress(OSError):  # the result of an earlier verification
+                (session_dir / VERIFIED_FILE).unlink()
+            raise
+        problem = ""
+        if found.played_all:
+            problem = try_write_json(session_dir / VERIFIED_FILE, found.verification()._asdict())
+        return f"verified: {found.text}" + (f"; the result is not saved: {problem}" if problem else "")
+
+    _check_sessions(sessions, recompute)
+
+
+def _retrain(options: Options, sessions: Sequence[Path], env_steps: int) -> None:
+    """Trains sessions again from the checkpoint at `env_steps`; see `retrain`.
+
+    Raises:
+        VerificationFailed, UserError: as `_check_sessions`; or no session has such a checkpoint.
+    """
+    for name, given in (("from", options.start), ("to", options.end), ("sample", options.sample)):
+        require(not given, f"--{name}", given, "nothing with --retrain, which plays no games of the log")
+    kept = {path: checkpoint_env_steps(path) for path in sessions}
+    chosen = [path for path, steps in kept.items() if env_steps in steps]
+    if not chosen:
+        there = "; ".join(f"{path.name}: {', '.join(map(str, steps)) or 'none'}" for path, steps in kept.items())
+        raise UserError(f"--retrain {env_steps}: there is no checkpoint at this env step; kept are: {there}")
+    for line in tune_process():
+        say(line)
+    # Here, so that playing games again need not import Flax and orbax.
+    from jaxrl_atari.verify.retrain import retrain
+
+    _check_sessions(chosen, lambda path: retrain(path, env_steps))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import contextlib
 import itertools
 import random
 import zlib
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -72,48 +71,33 @@ def choose_pieces(
     return chosen
 
 
-def check_games(config: Config, session_dir: Path, log: ActionLog, chosen: list[Piece]) -> int:
-    """Plays pieces of a session again, `PIECES_AT_ONCE` at a time, and compares their games with the log.
+def check_games(config: Config, name: str, log: ActionLog, chosen: list[Piece]) -> int:
+    """Plays pieces of a session again, `PIECES_AT_ONCE` side by side, and compares their games with the log.
+
+    Args:
+        name: of the session, for the progress that is shown.
 
     Returns:
         The number of games that ended in the pieces.
 
     Raises:
-        VerificationFailed: as `check_batch`.
+        VerificationFailed: a game has another return or length; or as `replayed_games`.
     """
+    games = 0
     batches = [chosen[first : first + PIECES_AT_ONCE] for first in range(0, len(chosen), PIECES_AT_ONCE)]
-    try:
-        with contextlib.closing(tracked(batches, f"{session_dir.name}  playing")) as shown:
-            return sum(check_batch(config, log, batch) for batch in shown)
-    except VerificationFailed as error:
-        raise VerificationFailed(f"{session_dir}: {error}") from error
-
-
-def check_batch(config: Config, log: ActionLog, batch: list[Piece]) -> int:
-    """Plays pieces of a session again, side by side, and compares their games with the log.
-
-    Returns:
-        The number of games that ended in the pieces.
-
-    Raises:
-        VerificationFailed: a game has another return or length; as `replayed_games`.
-    """
-    played = replayed_games(config, log, batch)
-    logged = logged_games(log, batch)
-    different = logged ^ played
-    if different:
-        first = min(different)
-        side = "the log" if first in logged else "the replay"
-        raise VerificationFailed(f"{side} alone has {game_text(*first)}")
-    return len(played)
-
-
-def game_text(step: float, env: float, episode_return: float, length: float) -> str:
-    """A game in an error; `step` is that of its end."""
-    return (
-        f"a game that ends at step {step:.0f} of environment {env:.0f} with return {episode_return:g}"
-        f" after {length:.0f} env steps"
-    )
+    with contextlib.closing(tracked(batches, f"{name}  playing")) as shown:
+        for batch in shown:
+            logged, played = logged_games(log, batch), replayed_games(config, log, batch)
+            if different := logged ^ played:
+                first = min(different)
+                side = "the log" if first in logged else "the replay"
+                at, env, episode_return, length = first
+                raise VerificationFailed(
+                    f"{side} alone has a game that ends at step {at:.0f} of environment {env:.0f} with return"
+                    f" {episode_return:g} after {length:.0f} env steps"
+                )
+            games += len(played)
+    return games
 
 
 def logged_games(log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
