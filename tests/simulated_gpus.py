@@ -10,6 +10,8 @@ imports this file (`--import tests/simulated_gpus.py`, or the variables of `simu
 | SIMULATED_ABSENT | those without which JAX starts, such as `0,2` |
 | SIMULATED_FULL | those whose memory other processes hold |
 | SIMULATED_LOST | those of which NVML knows the memory alone |
+| SIMULATED_DENIED | those that this process has no permission to use |
+| SIMULATED_NO_PLUGIN | set: JAX has no plugin for them |
 | SIMULATED_NVML_ERROR | the error of NVML itself |
 | SIMULATED_RECORD | a file that gets the settings in force at each start of JAX on them |
 """
@@ -64,6 +66,8 @@ class SimulatedNvml:
         return self._count
 
     def nvmlDeviceGetHandleByIndex(self, index):
+        if is_listed(index, "SIMULATED_DENIED"):
+            raise self.NVMLError(self.NVML_ERROR_NO_PERMISSION)
         return index
 
     def nvmlDeviceGetHandleByUUID(self, uuid):
@@ -124,7 +128,7 @@ def jax_gpus():
 def simulated_machine(count):
     """Gives this process so many simulated GPUs."""
     replaced = {"nvml": SimulatedNvml(count), "jax_gpus": jax_gpus, "gpu_index": gpu_index,
-                "has_cuda_plugin": lambda: True}  # fmt: skip
+                "has_cuda_plugin": lambda: "SIMULATED_NO_PLUGIN" not in os.environ}  # fmt: skip
     before = {name: getattr(gpus, name) for name in replaced}
     for name, value in replaced.items():
         setattr(gpus, name, value)

@@ -38,7 +38,7 @@ class VisibleGpus(NamedTuple):
 
     gpus: tuple[Gpu, ...]
     why_none: str = ""  # why `gpus` is empty
-    failures: tuple[str, ...] = ()  # errors of the driver, and of GPUs that it cannot read, which have no index
+    failures: tuple[str, ...] = ()  # what keeps this process from GPUs that are there, which have no index
 
 
 def visible_gpus() -> VisibleGpus:
@@ -67,24 +67,25 @@ def visible_gpus() -> VisibleGpus:
         return VisibleGpus((), f"CUDA_VISIBLE_DEVICES={names!r} leaves none", tuple(failures))
     if not has_cuda_plugin():
         install = "pip install 'jaxrl_atari[cuda12]' (or cuda13, with driver 580 or newer)"
-        return VisibleGpus((), f"JAX's CUDA plugin is not installed; {install}", tuple(failures))
+        why_none = f"JAX's CUDA plugin is not installed; {install}"
+        return VisibleGpus((), why_none, (*failures, why_none))
     return VisibleGpus(tuple(left), failures=tuple(failures))
 
 
 def _gpus_of_machine() -> tuple[list[Gpu], list[str]]:
     """The GPUs that NVML can read, in the order of their indices, and the errors of the others.
 
-    A GPU without permission, in a container or in a job on a cluster, is left out and no error. The indices of
-    CUDA leave it out, too.
+    A GPU without permission, in a container or in a job on a cluster, is no error where another one is permitted.
+    The indices of CUDA leave it out, too.
     """
-    gpus, errors = [], []
+    gpus, errors, denied = [], [], []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
             gpus.append(_gpu(nvml.nvmlDeviceGetHandleByIndex(index)))
         except nvml.NVMLError as error:
-            if error.value != nvml.NVML_ERROR_NO_PERMISSION:
-                errors.append(f"GPU {index}: {error}")
-    return gpus, errors
+            is_denied = error.value == nvml.NVML_ERROR_NO_PERMISSION
+            (denied if is_denied else errors).append(f"GPU {index}: {error}")
+    return gpus, errors if gpus else errors + denied
 
 
 def _gpu(handle: Any) -> Gpu:

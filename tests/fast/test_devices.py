@@ -73,6 +73,13 @@ def test_indices_count_the_visible_gpus(gpus, monkeypatch):
         place(DevicesConfig(gpu=2))
 
 
+def test_a_gpu_without_permission_has_no_index(gpus, monkeypatch):
+    monkeypatch.setenv("SIMULATED_DENIED", "0,2")
+    found = visible_gpus()
+    assert [gpu.uuid for gpu in found.gpus] == ["GPU-1", "GPU-3"]
+    assert not found.failures
+
+
 def test_the_gpu_option_without_a_gpu(gpus, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     found = place(DevicesConfig())
@@ -267,6 +274,8 @@ def test_the_report_of_a_machine_that_works(gpus, capsys):
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, "CUDA_VISIBLE_DEVICES = '0,0': expected each GPU", "an error", 2),
         ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "CUDA_DEVICE_ORDER = 'FASTEST_FIRST': exp", "an error", 2),
         ({"SIMULATED_NVML_ERROR": "18"}, "NVML failed: 18", "cpu:0", 1),
+        ({"SIMULATED_DENIED": "0,1,2,3"}, "GPU 0: 4", "cpu:0", 1),
+        ({"SIMULATED_NO_PLUGIN": "1"}, "JAX's CUDA plugin is not installed; pip install", "cpu:0", 1),
     ],
 )
 def test_the_report_says_what_is_wrong_in_one_line(variables, problem, auto, status, gpus, capsys, monkeypatch):
