@@ -77,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     options = parse(Options, arguments, "verify")
     config = read_config(options.run_dir)  # refuses a directory without a run
+    if config.unrecorded_reason:
+        raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
     sessions = [path for path in session_dirs(options.run_dir) if options.session in ("all", session_number(path))]
     if not sessions:
         wanted = "session" if options.session == "all" else f"session {options.session}"
@@ -84,8 +86,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.retrain is not None:
         _retrain(options, sessions, options.retrain)
         return
-    if config.unrecorded_reason:
-        raise UserError(f"{options.run_dir}: has no log of actions; {config.unrecorded_reason}")
 
     def recompute(session_dir: Path) -> str:
         """Verifies a session. The result is kept in verified.json if all games were played."""
