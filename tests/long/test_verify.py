@@ -112,7 +112,7 @@ SEGMENT = 5  # in its middle games go on, and one ends in it
         (lambda parts, table: parts[SEGMENT].write_bytes(parts[SEGMENT].read_bytes()[:-99]), "damaged ("),
         (lambda parts, table: edit_row(table, "return_mean", "99.5"), "return_mean is 99.5, the games give"),
         (lambda parts, table: edit_row(table, "env_steps", "999"), "999 env steps: metrics.csv has a row"),
-        (lambda parts, table: edit_row(table, "return_mean", "99.5,"), "metrics.csv: 1 line is not understood"),
+        (lambda parts, table: edit_row(table, "return_mean", "99.5,"), "is not understood"),
         (lambda parts, table: table.unlink(), "metrics.csv: ends at 0 env steps, and had rows up to "),
         (lambda parts, table: table.write_text(table.read_text()[:-9]), "metrics.csv: ends at "),
     ],
@@ -153,16 +153,14 @@ def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
     assert verify_status(capsys, tmp_path)[0] == 0
 
 
-def test_a_log_that_was_off_for_a_part_is_no_accusation(run_dir, tmp_path, capsys):
-    """config.json says what each resume has changed. Other sessions are verified all the same."""
+def test_a_log_that_was_off_for_a_part_hides_no_other_session(run_dir, tmp_path, capsys):
     other = tmp_path / "other"
     for part, is_on in enumerate((False, True), 1):
         config = change(CONFIG, total_env_steps=part * 128, log={"actions": is_on}, sessions=1)
         run_training(config, other)
     shutil.copytree(run_dir / "session_0", other / "session_1")
-    with pytest.raises(UserError, match=r"session_0: .*log.actions was False") as error:
+    with pytest.raises(UserError, match=r"session_0: .*`log.actions` was off"):
         verify([str(other)])
-    assert error.value.exit_status == 2
     assert "session_1  verified: " in capsys.readouterr().out
 
 
