@@ -15,7 +15,6 @@ from jaxrl_atari.runs.actions import cut_segments, read_actions, segments
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
-from jaxrl_atari.trials.trial import run_training
 from jaxrl_atari.verify import recompute
 from jaxrl_atari.verify.__main__ import main as verify
 
@@ -63,7 +62,7 @@ def test_a_result_that_cannot_be_saved_is_shown_all_the_same(run_dir, capsys):
     (run_dir / "session_0" / "verified.json" / "in the way").mkdir(parents=True)
     code, line = verify_status(capsys, run_dir)
     assert code == 0
-    assert line.startswith("session_0  the result is not saved: ")
+    assert "; the result is not saved: " in line
 
 
 def without_games(path):
@@ -153,14 +152,11 @@ def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
     assert verify_status(capsys, tmp_path)[0] == 0
 
 
-def test_a_log_that_was_off_for_a_part_hides_no_other_session(run_dir, tmp_path, capsys):
-    other = tmp_path / "other"
-    for part, is_on in enumerate((False, True), 1):
-        config = change(CONFIG, total_env_steps=part * 128, log={"actions": is_on}, sessions=1)
-        run_training(config, other)
-    shutil.copytree(run_dir / "session_0", other / "session_1")
+def test_a_log_that_was_off_for_a_part_hides_no_other_session(run_dir, capsys):
+    shutil.copytree(run_dir / "session_0", run_dir / "session_1")
+    segment_paths(run_dir / "session_0")[0].unlink()
     with pytest.raises(UserError, match=r"session_0: .*`log.actions` was off"):
-        verify([str(other)])
+        verify([str(run_dir)])
     assert "session_1  verified: " in capsys.readouterr().out
 
 
