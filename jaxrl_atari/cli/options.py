@@ -170,8 +170,7 @@ def parse(
     program = f"python -m jaxrl_atari.{command}"
     parsed = tyro.cli(options, args=arguments, default=default, prog=program, registry=_FORMS)
     check_fields(parsed, "--")
-    if isinstance(parsed, WithImports):
-        import_named(parsed.imports)
+    import_named(getattr(parsed, "imports", ()))
     config = getattr(parsed, "config", None)
     if isinstance(config, Config):
         before = stored or Config()
