@@ -15,7 +15,8 @@ from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 from jaxrl_atari.search.options import read_search
 from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
-from jaxrl_atari.trials.sessions import begin_run, compiled_once, train_session, unfinished_sessions
+from jaxrl_atari.trials.programs import compiled_once
+from jaxrl_atari.trials.sessions import begin_run, train_session, unfinished_sessions
 
 
 @dataclass

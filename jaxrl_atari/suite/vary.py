@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.config import Config, flat, parse_value
+from jaxrl_atari.config import Config, parse_value
 from jaxrl_atari.errors import did_you_mean, require
-from jaxrl_atari.trials.varied_fields import COEFFICIENTS, can_vary, fields_that_can_vary
+from jaxrl_atari.trials.varied_fields import can_vary, fields_that_can_vary
 
 
 def parse_vary(texts: Sequence[str], config: Config) -> dict[str, list[Any]]:
@@ -37,20 +37,17 @@ def check_vary(vary: Mapping[str, list[Any]], config: Config) -> None:
     """Checks the fields that vary and their values, from `--vary` or from sweep.json.
 
     Raises:
-        ConfigError: a field that does not exist, cannot vary, or has no list of values; a value that is there
-            twice, or that cannot be a part of a directory's name.
+        ConfigError: a field that does not exist or cannot vary; a value that is there twice, or that cannot be a
+            part of a directory's name.
     """
     for name, values in vary.items():
-        varies = can_vary(name, config)
         require(
-            varies or name in flat(config.to_dict()),
+            can_vary(name, config),
             "--vary",
             name,
-            expected="a field of the config by its dotted name, such as ppo.learning_rate",
-            hint=_similar_name(name, config),
+            expected="a field that may differ between settings, by its dotted name, such as ppo.learning_rate",
+            hint=did_you_mean(name, fields_that_can_vary(config)),
         )
-        require(varies, "--vary", name, "a field that may differ between settings", "this one cannot")
-        require(isinstance(values, list) and values, "--vary", f"{name}={values}", "a list of values")
         # 1 and 1.0 are one value. 1 and true are two, which Python counts as equal.
         distinct = {(isinstance(value, bool), value) for value in values}
         words = [value_text(value) for value in values]
@@ -63,15 +60,6 @@ def check_vary(vary: Mapping[str, list[Any]], config: Config) -> None:
 def vary_options(vary: Mapping[str, Sequence[Any]]) -> str:
     """The options from which `parse_vary` reads these fields and values; empty if nothing varies."""
     return " ".join(f"--vary {name}={','.join(map(value_text, values))}" for name, values in vary.items())
-
-
-def _similar_name(name: str, config: Config) -> str:
-    """`did you mean NAME?` if a name resembles a known field, or may be a coefficient; else an empty text."""
-    names = fields_that_can_vary(config)
-    prefix, _, last = name.rpartition(".")
-    if "." in prefix:
-        names.append(f"{COEFFICIENTS}.{last}")
-    return did_you_mean(name, names)
 
 
 def value_text(value: Any) -> str:

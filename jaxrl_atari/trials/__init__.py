@@ -10,6 +10,7 @@ each is a job: a command that needs nothing but the run directory. In reading or
 | slots | the devices of this machine on which jobs train in turn |
 | launch | `run_jobs`: several jobs at a time on this machine |
 | ray_jobs | `run_jobs_on_ray`: on a Ray cluster |
+| programs | of several jobs with the same compiled programs, one compiles them |
 | resources | the share of a machine that each trial of a search, or session of a suite on Ray, gets |
 | varied_fields | which fields may differ between the settings of a sweep or the trials of a search |
 

@@ -1,22 +1,18 @@
 """The sessions of a trial: which are left, the jobs that train them, and `train_session`, which trains one."""
 
 import contextlib
-import fcntl
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.cli.signals import StopRequest
-from jaxrl_atari.config import TRACED_OPTIONS, Config
+from jaxrl_atari.config import Config
 from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.hardware import distributed
-from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.output import say
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.description import describe, software_and_machine
+from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
@@ -156,61 +152,6 @@ def train_session(
         # A request that came after the session had asked for the last time.
         if distributed.sum_over_processes(request.requested):
             raise Stopped
-
-
-# --- Compiled programs -------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def compiled_once(config: Config, name: str) -> Iterator[Callable[[], None]]:
-    """Context of a job that compiles its programs, unless another job of this machine compiles the same ones.
-
-    The others wait for it, and then read them from JAX's cache of compiled programs. A file in the cache, which is
-    locked meanwhile, says whether a job has compiled the programs before: then none waits.
-
-    Args:
-        name: of the job.
-
-    Yields:
-        The function to call after the first update.
-    """
-    folder = jax_config.jax_compilation_cache_dir
-    if not folder or not jax_config.jax_enable_compilation_cache:
-        yield lambda: None
-        return
-    key = f"{compile_key(config)} {software_and_machine(config.devices)}"
-    path = Path(folder) / f"compiled_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if path.exists():
-        yield lambda: None
-        return
-    with path.with_suffix(".lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"{name}  waits for the session that compiles the same programs")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():
-            lock.close()
-
-        def compiled() -> None:
-            path.touch()
-            lock.close()
-
-        yield compiled
-
-
-def compile_key(config: Config) -> str:
-    """A text that two configs share only if they run the same compiled programs.
-
-    The configs may differ in what the programs take as arguments (`TRACED_OPTIONS`), such as the learning rate.
-    """
-    values = config.to_dict()
-    for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
-        del values[name]
-    for name in TRACED_OPTIONS:
-        del values["ppo"][name]
-    return json.dumps(values)
 
 
 # --- Writers -----------------------------------------------------------------------------------------------------

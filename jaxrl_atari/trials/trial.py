@@ -11,7 +11,7 @@ from jaxrl_atari.algorithm import check_names_and_minibatches
 from jaxrl_atari.cli.job import described_in, job_name
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import NoLogPoint, SessionsFailed, Stopped, UserError, correctable, reason, require
+from jaxrl_atari.errors import SessionsFailed, Stopped, UserError, correctable, reason, require
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.imports import pass_on_script
 from jaxrl_atari.output import say, say_changes, say_traceback, try_to
@@ -23,7 +23,6 @@ from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
     TRIAL_SUMMARY_FILE,
-    has_session,
     is_run,
     latest_env_steps,
     resume_command,
@@ -33,10 +32,10 @@ from jaxrl_atari.runs.run_dir import claim_run_dir, require_resumable
 from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import Job, raise_failures, run_jobs
+from jaxrl_atari.trials.programs import compiled_once
 from jaxrl_atari.trials.sessions import (
     StopFunction,
     begin_run,
-    compiled_once,
     described_for_jobs,
     session_jobs,
     train_session,
@@ -294,28 +293,17 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, Us
         SessionsFailed: sessions failed otherwise.
     """
     resume = resume_command("train", run_dir)
-    if not has_session(run_dir):
-        raise_failures(failures, config.sessions, run_dir, resume)
-    summary = _read_summary(run_dir, failures)
-    if summary is not None:
-        say(f"\n{summary_table(summary)}")
-        _save_summary(run_dir, summary)
-        if config.log.graphs:
-            try_report(run_dir)
-    raise_failures(failures, config.sessions, run_dir, resume)
-    return summary or {}
-
-
-def _read_summary(run_dir: Path, failures: Mapping[str, UserError]) -> TrialSummary | None:
-    """The summary of a trial. None if sessions have failed, and no log point can be read."""
     try:
-        return trial_summary(read_run(run_dir))
-    except UserError as error:
-        if not failures:  # whose error the command ends with
-            raise
-        if not isinstance(error, NoLogPoint):
-            say(f"no summary: {error}")
-        return None
+        summary = trial_summary(read_run(run_dir))
+    except UserError:
+        raise_failures(failures, config.sessions, run_dir, resume)
+        raise
+    say(f"\n{summary_table(summary)}")
+    _save_summary(run_dir, summary)
+    if config.log.graphs:
+        try_report(run_dir)
+    raise_failures(failures, config.sessions, run_dir, resume)
+    return summary
 
 
 def _save_summary(run_dir: Path, summary: TrialSummary) -> None:

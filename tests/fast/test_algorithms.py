@@ -21,7 +21,7 @@ from jaxrl_atari.learner import DataParallel, random_rollout
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import PPO, log_prob_of, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.rollout import collect
-from jaxrl_atari.trials.sessions import compile_key
+from jaxrl_atari.trials.programs import compile_key
 from jaxrl_atari.update import init_train_state, observe, update
 
 LENGTH, ENVS = 16, 8

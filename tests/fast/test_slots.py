@@ -7,7 +7,7 @@ import pytest
 from jaxrl_atari.config import Config, DevicesConfig, TrialConfig, set_fields
 from jaxrl_atari.envs import THREADS_VARIABLE, process_threads
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
-from jaxrl_atari.trials.sessions import compile_key
+from jaxrl_atari.trials.programs import compile_key
 from jaxrl_atari.trials.slots import plan_slots
 
 

@@ -17,7 +17,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.trials.launch import raise_failures, run_jobs
-from jaxrl_atari.trials.sessions import compiled_once
+from jaxrl_atari.trials.programs import compiled_once
 from jaxrl_atari.trials.slots import Slot
 
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
