@@ -57,7 +57,7 @@ class StopRequest:
         self._quick = quick
         self._answer = answer
         self.requested = False  # whether a signal has asked for a stop
-        self.training = False  # whether there is something to save: `train_job` sets it after the first update
+        self.training = False  # whether there is something to save: `train_session` sets it
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
 
     def __enter__(self) -> Self:
