@@ -8,9 +8,8 @@ reading order:
 | module | content |
 |---|---|
 | __main__ | the command: makes a plan and the directory, has the jobs trained, and shows the results |
-| suite | the configs of a suite's games; suite.json |
 | vary | the option --vary |
-| sweep | `SweepPlan`: config, games and the values that vary, hence the settings; sweep.json |
+| sweep | `SweepPlan`: config, games and the values that vary, hence the settings; suite.json, sweep.json |
 | jobs | the jobs of a plan: whether they can be trained, which are left, and their training |
 | results | `SuiteResultsKeeper`: saves the results when a job ends; at the end it shows, saves and draws them |
 | sweep_results | `SweepResults`: the table of a sweep, and its graph |

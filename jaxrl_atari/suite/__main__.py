@@ -22,8 +22,7 @@ from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.results import SuiteResultsKeeper
-from jaxrl_atari.suite.suite import game_configs
-from jaxrl_atari.suite.sweep import SweepPlan, continue_sweep, plan_sweep, read_plan, write_plan
+from jaxrl_atari.suite.sweep import SweepPlan, continue_sweep, game_configs, plan_sweep, read_plan, write_plan
 from jaxrl_atari.suite.vary import parse_vary, vary_options
 from jaxrl_atari.trials.launch import Job, raise_failures
 from jaxrl_atari.trials.resources import ResourcesConfig

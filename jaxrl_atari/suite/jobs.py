@@ -9,8 +9,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
 from jaxrl_atari.runs.tracking import require_wandb
-from jaxrl_atari.suite.suite import game_configs
-from jaxrl_atari.suite.sweep import SweepPlan
+from jaxrl_atari.suite.sweep import SweepPlan, game_configs
 from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
 from jaxrl_atari.trials.resources import ResourcesConfig

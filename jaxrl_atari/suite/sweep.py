@@ -1,25 +1,22 @@
-"""A sweep: the same games under several settings of the config. Its plan is in SWEEP_DIR/sweep.json.
+"""What a suite or a sweep trains: its plan, in SUITE_DIR/suite.json or SWEEP_DIR/sweep.json.
 
-Several fields that vary make a grid: a setting for each combination of their values. A setting is a suite, whose
-directory is named after the setting: SWEEP_DIR/ppo.learning_rate=0.0001/.
+A suite is a trial for each game. A sweep is the same games under several settings of the config. Several fields
+that vary make a grid: a setting for each combination of their values. A setting is a suite, whose directory is
+named after the setting: SWEEP_DIR/ppo.learning_rate=0.0001/.
 """
 
+import dataclasses
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.config import Config, set_fields
-from jaxrl_atari.errors import require
-from jaxrl_atari.runs.description import read_config, read_games
-from jaxrl_atari.runs.files import read_result, write_json
-from jaxrl_atari.runs.layout import SWEEP_FILE, is_sweep
-from jaxrl_atari.suite.suite import (
-    describe_without_game,
-    game_configs,
-    naming_file,
-    read_suite_file,
-    write_suite_file,
-)
+from jaxrl_atari.envs.games import GAMES, game_under, parse_game
+from jaxrl_atari.errors import ConfigError, UserError, reason, require
+from jaxrl_atari.runs.description import describe, read_config, read_games
+from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.layout import SUITE_FILE, SWEEP_FILE, is_sweep
 from jaxrl_atari.suite.vary import check_vary, value_text
 
 MAX_LABEL_BYTES = 255
@@ -55,6 +52,37 @@ class SweepPlan(NamedTuple):
     def total_sessions(self) -> int:
         """The number of sessions of all games under all settings."""
         return self.config.sessions * len(self.games) * len(self.settings)
+
+
+def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
+    """Makes the config of each game's trial.
+
+    All games have one protocol: the config's, unless the name of the config's game implies another.
+
+    Args:
+        config: the config of the suite.
+        games: names of games in any spelling. None: all with a reference score under the protocol.
+
+    Returns:
+        ALE's name of a game -> the config of its trial, in the order of `games`.
+
+    Raises:
+        ConfigError: an unknown game, a game named twice, or no game.
+    """
+    backend = config.env.backend
+    require(backend != "gymnasium", "env.backend", backend, "ale or envpool in a suite, whose games are ALE's")
+    configs: dict[str, Config] = {}
+    protocol = parse_game(config.env.game)[1] or config.env.protocol
+    if games is None:
+        games = [name for name in GAMES if game_under(name, config.env.resolved_protocol).references]
+    for game in games:
+        name, named = parse_game(game)
+        require(name not in configs, "games", game, "each game once")
+        require(named is None, "games", game, name, "a suite has one protocol: choose it with --env.protocol")
+        env = dataclasses.replace(config.env, game=name, protocol=protocol)
+        configs[name] = dataclasses.replace(config, name=name, env=env)
+    require(configs, "games", "", "at least one game, or no --games under a protocol with reference scores")
+    return configs
 
 
 def plan_sweep(config: Config, games: list[str], vary: dict[str, list[Any]]) -> SweepPlan:
@@ -107,12 +135,18 @@ def write_plan(directory: Path, plan: SweepPlan) -> None:
     If nothing varies, the directory holds a suite, and has suite.json alone.
     """
     if plan.is_sweep:
-        described = describe_without_game(plan.config, directory, SWEEP_FILE)
-        write_json(directory / SWEEP_FILE, {"games": plan.games, "vary": plan.vary} | described)
+        _write(directory, SWEEP_FILE, plan.config, {"games": plan.games, "vary": plan.vary})
     for setting in plan.settings:
         suite_dir = setting.directory(directory)
         suite_dir.mkdir(exist_ok=True)
-        write_suite_file(suite_dir, setting.config, plan.games)
+        _write(suite_dir, SUITE_FILE, setting.config, {"games": plan.games})
+
+
+def _write(directory: Path, file: str, config: Config, values: dict[str, Any]) -> None:
+    """Writes a description, which has the history of earlier starts, without what differs between games."""
+    described = describe(config, directory, file)
+    del described["game"], described["gae_lambda"]
+    write_json(directory / file, values | described)
 
 
 def read_plan(directory: Path) -> SweepPlan:
@@ -121,13 +155,13 @@ def read_plan(directory: Path) -> SweepPlan:
     Raises:
         UserError: the directory holds neither a sweep nor a suite, or its file cannot be used.
     """
-    if not is_sweep(directory):
-        config, games = read_suite_file(directory)
-        return plan_sweep(config, games, {})
-    config = read_config(directory, SWEEP_FILE)
-    vary = read_result(directory / SWEEP_FILE, vary=dict)["vary"]
-    games = read_games(directory, SWEEP_FILE)
-    with naming_file(directory / SWEEP_FILE):
+    file = SWEEP_FILE if is_sweep(directory) else SUITE_FILE
+    config = read_config(directory, file)
+    games = read_games(directory, file)
+    vary = read_json(directory / file).get("vary", {})
+    try:
         game_configs(config, games)
         check_vary(vary, config)
         return plan_sweep(config, games, vary)
+    except (ConfigError, TypeError, AttributeError) as error:  # a file that was edited by hand
+        raise UserError(f"{directory / file}: cannot be used ({reason(error)}); restore it from a copy") from error

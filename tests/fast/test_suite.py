@@ -19,8 +19,7 @@ from jaxrl_atari.report.suites import read_suite, save_results, suite_results
 from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.suite import __main__ as suite_command
-from jaxrl_atari.suite.suite import game_configs, write_suite_file
-from jaxrl_atari.suite.sweep import plan_sweep, write_plan
+from jaxrl_atari.suite.sweep import game_configs, plan_sweep, write_plan
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -32,7 +31,7 @@ GAMES_OF_TINY = ("Pong", "Breakout", "Alien")
 
 def make_suite(directory, config=TINY, games=GAMES_OF_TINY):
     directory.mkdir()
-    write_suite_file(directory, config, games)
+    write_plan(directory, plan_sweep(config, list(games), {}))
     return directory
 
 
@@ -394,12 +393,12 @@ def test_only_the_suites_own_complete_games_count(tmp_path):
     add_session(suite_dir, "Qbert", 0, [1.0])  # one session of two
     assert list(read_suite(suite_dir).scores()) == ["Pong"]
     # Resumed with one.
-    write_suite_file(suite_dir, dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"])
+    write_plan(suite_dir, plan_sweep(dataclasses.replace(TINY, sessions=1), ["Pong", "Qbert"], {}))
     assert {game: len(scores) for game, scores in read_suite(suite_dir).scores().items()} == {
         "Pong": 1,
         "Qbert": 1,
     }
     # Trained longer.
-    write_suite_file(suite_dir, dataclasses.replace(TINY, total_env_steps=640), ["Pong"])
+    write_plan(suite_dir, plan_sweep(dataclasses.replace(TINY, total_env_steps=640), ["Pong"], {}))
     assert not read_suite(suite_dir).scores()
     assert results(suite_dir)[2]["Pong"]["status"] == "not complete"
