@@ -136,8 +136,9 @@ def run_search(options: Options, before: Options | None) -> Path:
         study = open_study(search_dir, search)
         if unfinished:
             _train_trials(config, search, search_dir, study, unfinished)
-        if is_new:
-            _raise_if_none_began(study, search_dir)
+        failures = [failure_text(trial) for trial in study.get_trials(deepcopy=False)[: search.trials]]
+        if is_new and all(failures) and not has_session(search_dir):
+            raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
         results = search_results(search_dir)
         say(f"\n{results.table().to_markdown()}")  # shown before anything is saved, because saving may fail
         resume = resume_command("search", search_dir)
@@ -145,11 +146,8 @@ def run_search(options: Options, before: Options | None) -> Path:
     if config.log.graphs:
         try_to("no graphs", partial(draw_graphs, study, search_dir / GRAPHS_FOLDER), resume)
         try_report(search_dir)
-    trials = study.get_trials(deepcopy=False)[: search.trials]
-    if all(map(failure_text, trials)):
-        raise SessionsFailed(
-            f"all of {counted(search.trials, 'trial')} failed; the last one: {failure_text(trials[-1])}"
-        )
+    if all(failures):
+        raise SessionsFailed(f"all of {counted(search.trials, 'trial')} failed; the last one: {failures[-1]}")
     return search_dir
 
 
@@ -171,13 +169,6 @@ def _start_or_resume(search_dir: Path, options: Options, before: Options | None)
     if values_before is not None:
         say_changes("changed", changed_fields(values_before, options.values()))
     return unfinished
-
-
-def _raise_if_none_began(study: Study, search_dir: Path) -> None:
-    """Raises `UserError` with each reason once if trials have failed, and no session has begun."""
-    reasons = dict.fromkeys(filter(None, map(failure_text, study.get_trials(deepcopy=False))))
-    if reasons and not has_session(search_dir):
-        raise UserError(f"no trial could begin: {'; '.join(reasons)}")
 
 
 def _train_trials(

@@ -189,6 +189,7 @@ def train_alone(config: Config, run_dir: Path, session: int) -> None:
         UserError: the run cannot be resumed, or as `train_session`.
     """
     require(session < config.sessions, "--session", session, f"0 to {config.sessions - 1}")
+    require(not config.devices.distributed, "devices.distributed", True, "false with --session")
     name = job_name()
     if name:
         description = describe_here(config, read_json(run_dir / described_in(run_dir)))
