@@ -47,33 +47,25 @@ def start_job(
         streams: `stdout` and `stderr` of `subprocess.Popen`.
     """
     own = {NAME_VARIABLE: name, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    # The job is in the process group of this process, so that Ctrl-Z and `fg` reach it. Ctrl-C does too: the job
-    # inherits this block, and lifts it in `begin_job`, once it ignores SIGINT.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-m", *words],
-            env={**os.environ, **variables, **own},
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            **streams,
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    # In the process group of this process, so that Ctrl-C, Ctrl-Z and `fg` reach it, too.
+    return subprocess.Popen(
+        [sys.executable, "-m", *words],
+        env={**os.environ, **variables, **own},
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        **streams,
+    )
 
 
 def begin_job() -> bool:
     """Prepares this process if it is a job, and returns whether it is one.
 
-    A job leaves Ctrl-C to its parent, which passes it on as SIGTERM. When its parent has died, the job saves and
-    ends, as after SIGTERM.
+    When its parent has died, a job saves and ends, as after SIGTERM.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return False
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
     def watch() -> None:
         while os.getppid() == int(parent):
