@@ -53,6 +53,7 @@ def write_checkpoint(session_dir, env_steps):
         "shapes": {},
         "checksums": {},
         "config": Config().to_dict(),
+        "evaluated_env_steps": 0,
     }
     write_json(folder / "meta" / "metadata", meta | {"checksum": meta_digest(meta)})
 
