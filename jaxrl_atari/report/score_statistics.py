@@ -262,14 +262,14 @@ def difference(scores: ArrayLike, others: ArrayLike) -> Difference | None:
     if min(x.size, y.size) < 2 or np.ptp(x) == np.ptp(y) == 0:
         return None
     test = ttest_ind(x, y, equal_var=False)
-    _, p = test
+    p = float(np.asarray(test)[1])
     interval = None
     if score_interval(x) and score_interval(y):
         found = test.confidence_interval(CONFIDENCE)
         interval = (float(found.low), float(found.high))
     value = float(x.mean() - y.mean())
     std = np.sqrt((x.var(ddof=1) + y.var(ddof=1)) / 2)
-    return Difference(value, float(p), interval, sessions_needed(abs(value) / std))
+    return Difference(value, p, interval, sessions_needed(abs(value) / std))
 
 
 def sessions_needed(effect: float) -> int | None:
