@@ -14,7 +14,7 @@ import psutil
 import pytest
 from sample_runs import read_csv
 from simulated_gpus import simulated
-from small_training import TINY
+from small_training import TINY, change
 from user_commands import ROOT, still_running
 
 pytest.importorskip("optuna", reason="search mode needs Optuna: pip install 'jaxrl_atari[search]'")
@@ -33,7 +33,8 @@ on_ray = pytest.mark.skipif(
 
 
 def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_path, monkeypatch):
-    """It is stopped in an update with a log point, and after the resume in one without."""
+    """It is stopped in an update with a log point, or in one without."""
+    config = change(TINY, total_env_steps=768)
     stop_at = math.inf  # env steps
     requested = threading.Event()
 
@@ -42,17 +43,17 @@ def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_pat
             requested.set()
             signal.raise_signal(signal.SIGTERM)
 
-    def reported(folder, *stops):
+    def reported(folder, stop=math.inf):
         nonlocal stop_at
         folder.mkdir()
         search = SearchConfig(
             space={"ppo.gae_lambda": FloatDistribution(0.7, 0.98)}, early_stopping="none", trials=1
         )
-        write_json(folder / "search.json", {"config": TINY.to_dict(), "search": search.to_dict()})
+        write_json(folder / "search.json", {"config": config.to_dict(), "search": search.to_dict()})
         open_study(folder, search).enqueue_trial({})
-        for moment in stops:
-            stop_at = moment
-            requested.clear()
+        requested.clear()
+        if stop != math.inf:
+            stop_at = stop
             with pytest.raises(Stopped):
                 train_trial(folder / "trial_0")
         stop_at = math.inf
@@ -61,9 +62,10 @@ def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_pat
 
     monkeypatch.setattr(StudyWriter, "progress", progress)
     points = reported(tmp_path / "uninterrupted")
-    assert len(points) > 1
-    first = min(points)
-    assert reported(tmp_path / "stopped", first, first + 1) == points
+    middle = sorted(points)[len(points) // 2]
+    assert min(points) < middle < max(points)
+    assert reported(tmp_path / "with", middle) == points
+    assert reported(tmp_path / "without", middle + 1) == points
 
 
 CONFIG = """
