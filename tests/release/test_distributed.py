@@ -32,13 +32,13 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
 
 CANNOT_CONTINUE = """
 import sys
-from jaxrl_atari import cli, groups, train
+from jaxrl_atari import cli, rollout, train
 
 def restore_games(*_):
     raise LookupError("a bug")
 
 if sys.argv[-1] == "1":  # in one of the processes
-    groups.restore_games = restore_games
+    rollout.restore_games = restore_games
 cli.run(train.main)
 """
 
