@@ -1,4 +1,4 @@
-"""Crazy Climber in 13 minutes on two CPU cores: the mean of 100 games passes a human's score (BENCHMARKS.md).
+"""Crazy Climber in 20 minutes on two CPU cores: the mean of 100 games passes a human's score (BENCHMARKS.md).
 
     python -m jaxrl_atari.train --config configs/quickstart.py
 
