@@ -21,7 +21,7 @@ from jaxrl_atari.benchmark.comparison import SideRun, compare, print_comparison,
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
 from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
-Dtype = Literal["auto", "float32", "bfloat16"]
+Dtype = Literal["float32", "bfloat16"]
 YARDSTICK = Path(__file__).with_name("torch_ppo.py")
 
 
@@ -38,7 +38,7 @@ def main(
     repeats: int = 3,
     seconds: float = 9.0,
     game: str = "Qbert",
-    dtype: Dtype = "auto",
+    dtype: Dtype | None = None,
 ) -> None:
     """Compares jaxrl_atari with PPO in PyTorch on this CPU."""
     fast: Dtype = "bfloat16" if "BF16" in read_cpu().instruction_sets else "float32"
@@ -46,9 +46,9 @@ def main(
     modes[fast].append("best")
     config = Config(env=EnvConfig(game=game), devices=DevicesConfig(gpu=False))
     sides, pairs = {}, []
-    chosen: list[Dtype] = [dtype]
-    if dtype == "auto":
-        chosen = ["float32", "bfloat16"] if fast == "bfloat16" else ["float32"]
+    chosen: list[Dtype] = ["float32", "bfloat16"] if fast == "bfloat16" else ["float32"]
+    if dtype is not None:
+        chosen = [dtype]
     for each in chosen:
         ours = f"jaxrl_atari {each}"
         own = replace(config, network=NetworkConfig(compute_dtype=each))

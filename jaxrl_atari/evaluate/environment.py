@@ -48,7 +48,8 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
-        self.spec = EnvSpec(f"jaxrl_atari/{env.game_name.split('/')[-1]}-v0", RunEnv, kwargs={"env": env})
+        name = env.game_name.split("/")[-1]
+        self.spec = EnvSpec(f"jaxrl_atari/{name}-v0", f"{__name__}:RunEnv", kwargs={"env": env})
         self._env = env
         self._pool: EnvPool | None = None  # None before the first game, and after `close`
         self._over = False

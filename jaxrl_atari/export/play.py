@@ -51,7 +51,7 @@ class Policy:
         if self._memory:
             inputs |= {"first": first} | {f"memory_{i}": x for i, x in enumerate(self._memory)}
         logits, value, *self._memory = self._session.run(None, inputs)
-        return logits, value
+        return np.asarray(logits), np.asarray(value)
 
 
 class FrameStack:

@@ -89,5 +89,5 @@ def test_a_suite_whose_sessions_are_all_refused_leaves_the_folder_as_it_was(tmp_
     process = suite(environment | {"PYTHONPATH": path}, *words, "--log.wandb")
     output, errors = process.communicate(timeout=240)
     assert process.returncode == 2, output + errors
-    assert re.search(r"^error: log.wandb = true: wandb cannot be imported", errors, re.M)
+    assert re.search(r"^error: .*No module named 'no_such_module'", errors, re.M)
     assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
