@@ -11,8 +11,7 @@ from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run, trial_summary
-from jaxrl_atari.report.tables import number_text
-from jaxrl_atari.report.text import interval_text, reference_rows, summary_table
+from jaxrl_atari.report.text import summary_table
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -151,43 +150,13 @@ def test_strength_is_a_mean_over_all_sessions_and_a_ratio_without_a_meaning_has_
 # Texts and files.
 
 
-def test_numbers_have_one_notation_and_few_sessions_no_interval():
-    numbers = (14482.4, 2048.0, 999.996, 21.0, 12.345, 1.444, 0.95, 0.0, -0.001, 0.00034324, 1e-8, None)
-    texts = ["14,482", "2,048", "1,000", "21", "12.35", "1.44", "0.95", "0", "-0.001", "0.000343", "1e-08", "-"]
-    assert [number_text(number) for number in numbers] == texts
-    assert [interval_text(scores) for scores in ([], [1.0], [1.0, 2.5])] == ["", "", "2 sessions: 1 and 2.50"]
-    assert interval_text([10.0, 20.0, 30.0]) == "95% interval -4.84 to 44.84"
-
-
 def test_the_trial_summary_is_json_and_printed(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([1000, 2000, 3000, 4000]), table([2000, 3000, 4000, 5000])])
     summary = trial_summary(read_run(run_dir))
     assert json.loads(json.dumps(summary)) == summary  # as in trial.json
     assert (summary["game"], summary["protocol"], summary["complete"]) == ("Qbert", "v5", True)
-    assert [(each["session"], each["seed"]) for each in summary["sessions"]] == [
-        ("session_0", 0),
-        ("session_1", 1),
-    ]
     lines = [" ".join(line.replace("|", "").split()) for line in summary_table(summary).splitlines()]
-    assert lines[0] == "trial: Qbert, protocol v5, 2 sessions, 400 env steps each"
     assert "score 3,000 707.11 2,500 3,500" in lines
-    assert "SLM Lab's PPO (v5, 10M env steps, λ 0.95): 15,460" in lines
-
-
-@pytest.mark.parametrize(("budget", "window"), [(50_000, "5,000"), (20_000_000, "1,000,000")])
-def test_the_summary_says_what_the_score_is_a_mean_of(tmp_path, budget, window):
-    """Below 10M env steps, the last return_mean stands beside it."""
-    run_dir = write_run(tmp_path / "run", [table([1.0, 3.0])], total_env_steps=budget)
-    text = summary_table(trial_summary(read_run(run_dir)))
-    assert f"score: return_ma at the end, the mean over the last {window} env steps" in text
-    assert ("final return_mean" in text) == (budget < 10_000_000)
-
-
-def test_a_run_without_a_finished_game_says_how_far_its_games_are(tmp_path):
-    columns = table([NAN, NAN], return_in_progress=[1.0, 2.5], length_in_progress=[50, 100])
-    text = summary_table(trial_summary(read_run(write_run(tmp_path / "run", [columns], total_env_steps=200))))
-    assert "the games in progress have a mean return of 2.5 after 100 env steps" in text
-    assert "a game lasts up to 27,000 env steps, and the budget gives each environment 100" in text
 
 
 def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
@@ -201,12 +170,6 @@ def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
     ratio = (15 - random.score) / (first["score"] - random.score)
     assert summary["reference_normalised_score"] == pytest.approx(ratio)
     assert random.score == pytest.approx(-20.5, abs=0.5)
-    rows = [f"{source}: {score}" for source, score in reference_rows(summary)]
-    dialect = "published spec, rollout_length=8, minibatch_size=16, num_envs=2"
-    assert rows[0] == f"this run (classic, 400 env steps, λ 0.95, dialect {dialect}): 15"
-    assert rows[1].startswith("CleanRL's PPO (classic, 10M env steps, λ 0.95): 20.39")
-    assert rows[3] == "SLM Lab v4's PPO (classic, 10M env steps, λ 0.70): 20.58"
-    assert set(rows) <= set(summary_table(summary).splitlines())
 
 
 @pytest.mark.parametrize("rules", [{"protocol": "machado"}, {"protocol": "v5", "noop_max": 1}])
@@ -225,15 +188,9 @@ def test_a_running_trial_is_not_complete_and_names_what_is_left_out(tmp_path, ca
     summary = trial_summary(read_run(run_dir))
     assert not summary["complete"]
     assert [each["session"] for each in summary["sessions"]] == ["session_0"]
+    assert summary["session_scores"] == [2.5]
     assert summary["left_out"] == [{"session": "session_1", "reason": "unfinished, at 200 of 400 env steps"}]
     assert "session_2" in caplog.text
-
-
-def long_session(score, end):
-    """A session that ends with a score, with a log point every 0.5M env steps up to `end`."""
-    return table(np.linspace(0, score, int(end / 500_000)), env_steps=np.arange(5e5, end + 1, 5e5)) | {
-        "return_ma": np.linspace(0, score, int(end / 500_000))
-    }
 
 
 def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
@@ -254,19 +211,6 @@ def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
     assert not read_run(run_dir).early_ends, "a damaged file counts as none"
 
 
-def test_an_unfinished_session_is_named_and_not_averaged(tmp_path):
-    tables = [long_session(score, 1e7) for score in (300.0, 320.0, 310.0)]
-    short = long_session(0.5, 5e5) | {"return_ma": np.array([0.5])}
-    run_dir = write_run(tmp_path / "run", [*tables, short], total_env_steps=10_000_000)
-    summary = trial_summary(read_run(run_dir))
-    assert (summary["score"], summary["score_std"]) == pytest.approx((310, 10))
-    reach = 4.30265 * 10 / 3**0.5  # Student's t of 2 degrees of freedom
-    assert summary["score_interval"] == pytest.approx([310 - reach, 310 + reach], abs=0.01)
-    assert summary["session_scores"] == [300, 320, 310]
-    assert summary["mean"]["env_steps"] == 1e7
-    assert summary["left_out"][0]["session"] == "session_3"
-
-
 def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_been(tmp_path):
     tables = [table([10, 20, 30]), table([30, 40]), table([5])]
     summary = trial_summary(read_run(write_run(tmp_path / "run", tables, total_env_steps=10_000)))
@@ -276,6 +220,3 @@ def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_
     summary = trial_summary(read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)))
     assert summary["session_scores"] == [6]
     assert summary["left_out"] == [{"session": "session_1", "reason": "no finished game up to 200 env steps"}]
-    late = [table([5, 7]), *[table([NAN, NAN, 30])] * 6]
-    summary = trial_summary(read_run(write_run(tmp_path / "many", late, total_env_steps=10_000)))
-    assert [each["session"] for each in summary["left_out"]] == [f"session_{i}" for i in range(1, 7)]
