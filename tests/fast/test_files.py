@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 
 import jax
 import pytest
-from sample_runs import write_checkpoint
 from small_training import TINY, change
 
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
-from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
-from jaxrl_atari.runs.files import only_writer, read_json, unused, write_file, write_json
+from jaxrl_atari.runs.description import describe, describe_here, read_config
+from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused
 
 
@@ -28,26 +27,6 @@ def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_bytes() == b"\xc2\xb1 1\r\n"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_an_unused_name_is_numbered(tmp_path):
-    for name in ("metrics.csv", "metrics_2.csv", "metrics_3.csv"):
-        assert unused(tmp_path / "metrics.csv") == tmp_path / name
-        (tmp_path / name).touch()
-    for name in ("lr0.001_20260101", "lr0.001_20260101_2"):  # the name of a run has no suffix
-        assert unused(tmp_path / "lr0.001_20260101") == tmp_path / name
-        (tmp_path / name).mkdir()
-
-
-def test_a_directory_has_one_writer_at_a_time(tmp_path):
-    with (
-        only_writer(tmp_path),
-        pytest.raises(UserError, match="another process is training"),
-        only_writer(tmp_path),
-    ):
-        pass
-    with only_writer(tmp_path):
-        pass
 
 
 # --- The directory of a run --------------------------------------------------------------------------------------
@@ -159,20 +138,3 @@ def test_a_run_keeps_its_lambda_although_the_default_of_its_game_has_changed(tmp
     write_json(tmp_path / "config.json", describe(TINY) | {"gae_lambda": 0.25})
     assert TINY.ppo.gae_lambda is None
     assert read_config(tmp_path).resolved_gae_lambda == 0.25
-
-
-@pytest.mark.parametrize(
-    ("options", "field"),
-    [
-        ({"env": {"game": "Pong"}}, "env.game = 'Pong'"),
-        ({"env": {"protocol": "classic"}}, "env.protocol = "),
-        ({"env": {"life_loss_terminal": False}}, "env.protocol = "),
-        ({"seed": 9}, "seed = 9"),
-        ({"total_env_steps": 96}, "total_env_steps = 96"),
-    ],
-)
-def test_a_resume_as_another_run_or_with_a_budget_that_is_passed_is_refused(options, field, tmp_path):
-    write_checkpoint(tmp_path / "session_0", 250)
-    with pytest.raises(ConfigError, match=f"^{re.escape(field)}"):
-        require_same_run(change(TINY, **options), TINY, tmp_path)
-    require_same_run(change(TINY, total_env_steps=1_000), TINY, tmp_path)

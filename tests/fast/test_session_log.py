@@ -11,7 +11,7 @@ from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.description import resume_text
-from jaxrl_atari.runs.progress import EpisodeStatistics, Progress, evaluation_due
+from jaxrl_atari.runs.progress import EpisodeStatistics, Progress
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.update import current_options, learning_rate
 
@@ -100,15 +100,6 @@ def test_return_ma_depends_neither_on_log_points_nor_on_the_size_of_updates(upda
         if env_steps % 3:
             statistics.to_row()
     assert statistics.to_row()["return_ma"] == pytest.approx(9.5, rel=0.005)
-
-
-def test_when_an_evaluation_is_due():
-    """At multiples of the interval, and at the end of the budget, although the last update may end before it."""
-    config = change(TINY, evaluation={"every_env_steps": 128})
-    cases = {(0, 100): False, (0, 130): True, (130, 200): False, (130, 230): True, (230, 230): False}
-    assert config.is_spent(230)
-    assert {case: evaluation_due(config, *case) for case in cases} == cases
-    assert not evaluation_due(TINY, 0, 230), "without an interval there are none"
 
 
 def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():

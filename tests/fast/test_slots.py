@@ -1,13 +1,10 @@
 """Where sessions train: the GPUs in turn, shares of a machine, and which sessions share compiled programs."""
 
-import dataclasses
-
 import pytest
 
-from jaxrl_atari.config import Config, DevicesConfig, TrialConfig, set_fields
+from jaxrl_atari.config import Config, DevicesConfig, TrialConfig
 from jaxrl_atari.envs import THREADS_VARIABLE, process_threads
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
-from jaxrl_atari.trials.programs import compile_key
 from jaxrl_atari.trials.slots import plan_slots
 
 
@@ -25,7 +22,6 @@ from jaxrl_atari.trials.slots import plan_slots
         ),
         ({"sessions": 1}, 1, [{}]),  # in this process, which limits JAX to the first GPU
         ({"devices": DevicesConfig(gpu=1)}, 1, [{}]),
-        ({"devices": DevicesConfig(actor=0)}, 1, [{}]),  # the index counts both GPUs
         ({"devices": DevicesConfig(data_parallel="all")}, 1, [{}]),
         ({"devices": DevicesConfig(gpu=False), "trial": TrialConfig(parallel=2)}, 2, [{}]),
     ],
@@ -40,17 +36,6 @@ def test_sessions_take_the_gpus_in_turn(fields, parallel, environments, simulate
     assert shown == environments
 
 
-def test_only_what_needs_processes_gets_them(simulate, monkeypatch):
-    """CUDA_OFFSET moves the only session to another GPU, which a process of its own sees as its first."""
-    simulate(2)
-    config = Config(sessions=1)
-    assert not plan_slots(config, 1).needs_processes
-    monkeypatch.setenv("CUDA_OFFSET", "1")
-    assert plan_slots(config, 1).needs_processes
-    for gpu in (1, False):
-        assert not plan_slots(set_fields(config, {"trial.parallel": 1, "devices.gpu": gpu}), 1).needs_processes
-
-
 @pytest.mark.parametrize(("chosen", "threads"), [(None, 4), ("5", 5)])
 def test_sessions_side_by_side_share_the_emulator_threads_unless_the_user_has_chosen(chosen, threads, monkeypatch):
     monkeypatch.setattr("jaxrl_atari.trials.slots.emulator_cores", lambda: 8)
@@ -61,18 +46,3 @@ def test_sessions_side_by_side_share_the_emulator_threads_unless_the_user_has_ch
     for name, value in plan_slots(config, 2).slots[0].variables.items():
         monkeypatch.setenv(name, value)
     assert process_threads() == threads
-
-
-def test_sessions_share_programs_where_numbers_alone_differ():
-    base = Config()
-    for field, value, shared in (
-        ("ppo.learning_rate", 1e-3, True),
-        ("ppo.gae_lambda", 0.5, True),
-        ("seed", 7, True),
-        ("ppo.epochs", 2, False),
-        ("ppo.target_kl", 0.1, False),
-        ("env.game", "Pong", False),
-        ("network.name", "impala", False),
-    ):
-        assert (compile_key(base) == compile_key(set_fields(base, {field: value}))) == shared, field
-    assert compile_key(base) == compile_key(dataclasses.replace(base, name="another"))

@@ -101,13 +101,6 @@ def test_a_damaged_checkpoint_is_passed_over_and_set_aside(damage, session):
     assert checkpoints.env_steps() == [10]
 
 
-def test_without_a_sound_checkpoint_nothing_is_restored(session):
-    for step in (10, 20):
-        shutil.rmtree(session / "checkpoints" / str(step) / "arrays")
-    with pytest.raises(UserError, match=r"no checkpoint is sound \(.*/20: damaged: .*; .*/10: damaged: .*\)"):
-        newest(session)
-
-
 def test_what_may_be_the_best_is_not_removed(session, capsys):
     (session / "checkpoints" / "10" / "meta" / "metadata").write_text("{")
     checkpoints = Checkpoints(session, print)

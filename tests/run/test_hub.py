@@ -192,7 +192,6 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
     assert score == f"{summary['score']:.2f} +/- {summary['score_std']:.2f}"
     assert f"**Score {score}**" in text
     assert {"atari", "reinforcement-learning", "ALE/Breakout-v5"} <= set(metadata["tags"])
-    assert "hub pull user/breakout data/breakout" in text
     assert "to compare with" in text
     assert "an optimistic pick" in text
     assert "an optimistic pick" not in card(run_dir, "latest")[1]

@@ -16,7 +16,7 @@ from jaxrl_atari.cli.signals import INTERRUPTED
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.hardware.jax_settings import jax_config
-from jaxrl_atari.trials.launch import raise_failures, run_jobs
+from jaxrl_atari.trials.launch import run_jobs
 from jaxrl_atari.trials.programs import compiled_once
 from jaxrl_atari.trials.slots import Slot
 
@@ -54,15 +54,6 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
     for line in ("on A", "it begins", "it goes on"):
         assert {f"session {number}  {line}" for number in range(5)} <= {*lines}
     assert "session 2  Traceback (most recent call last):" in lines
-    failures = {f"session {number}": failure for number, failure in ended.items() if failure}
-    (tmp_path / "session_0").mkdir()
-    with pytest.raises(
-        SessionsFailed, match=r"3 of 5 sessions failed \(session .*ValueError: a bug.*; RESUME runs"
-    ):
-        raise_failures(failures, 5, tmp_path, "RESUME")
-    with pytest.raises(UserError, match=r"^seed = -1: expected another one$") as error:
-        raise_failures({"session 0": ended[1]}, 1, tmp_path, "RESUME")
-    assert error.value.exit_status == 2
 
 
 def test_a_job_runs_on_its_slot_or_on_the_one_that_is_free(tmp_path):

@@ -77,17 +77,3 @@ def test_a_suite_is_stopped_and_says_how_far_it_came(tmp_path, environment):
     (row,) = read_csv(folder / "results.csv")
     assert row["status"].startswith("not complete")
     assert (folder / "Pong/trial.json").is_file()
-
-
-def test_a_suite_whose_sessions_are_all_refused_leaves_the_folder_as_it_was(tmp_path, environment):
-    (tmp_path / "modules").mkdir()
-    (tmp_path / "modules/wandb.py").write_text("import no_such_module")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/.notes").write_text("mine")
-    path = f"{tmp_path / 'modules'}:{environment['PYTHONPATH']}"
-    words = ["--games", "Pong", "--run-dir", tmp_path / "mine", "--sessions", 1, "--devices.gpu", "false"]
-    process = suite(environment | {"PYTHONPATH": path}, *words, "--log.wandb")
-    output, errors = process.communicate(timeout=240)
-    assert process.returncode == 2, output + errors
-    assert re.search(r"^error: .*No module named 'no_such_module'", errors, re.M)
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]

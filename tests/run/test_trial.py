@@ -16,7 +16,6 @@ from small_training import TINY, Lines, change, latest_meta, read_table
 from user_commands import ROOT, still_running
 
 from jaxrl_atari import ConfigError, UserError, run_training
-from jaxrl_atari import session as session_module
 from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
@@ -50,19 +49,13 @@ def test_a_finished_run_keeps_what_it_was_trained_with(trained, tmp_path, capsys
     run_dir = tmp_path / "run"
     shutil.copytree(trained("plain"), run_dir)
     before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    summary = run_training(config, run_dir).summary
+    run_training(config, run_dir)
     assert "session 1  finished already" in capsys.readouterr().out
     assert before == {path: path.read_bytes() for path in before}
     assert (
         run_training(change(config, sessions=1, ppo={"gae_lambda": 0.5}), run_dir).summary["planned_sessions"] == 1
     )
-    said = capsys.readouterr().out
-    assert "has finished, and keeps its own values: ppo.gae_lambda 0.5 -> None\nchanged: sessions 2 -> 1\n" in said
     assert description(run_dir)["config"] == dataclasses.replace(config, sessions=1).to_dict()
-    (run_dir / "trial.json").unlink()
-    (run_dir / "trial.json").mkdir()
-    assert run_training(config, run_dir).summary["score"] == summary["score"], "shown although it cannot be saved"
-    assert "trial.json is not saved: " in capsys.readouterr().out
 
 
 def test_a_resume_as_another_run_is_refused_and_writes_nothing(trained):
@@ -71,6 +64,7 @@ def test_a_resume_as_another_run_is_refused_and_writes_nothing(trained):
     for changed, message in (
         ({"seed": 9}, "seed = 9: expected 0, with which the run began"),
         ({"env": {"game": "Qbert"}}, "env.game = 'Qbert': expected Breakout, with which"),
+        ({"env": {"protocol": "classic"}}, "env.protocol = "),
         ({"total_env_steps": 64}, "total_env_steps = 64: expected at least 252, the env steps of a session"),
     ):
         with pytest.raises(ConfigError) as error:
@@ -97,18 +91,6 @@ def test_a_failed_session_does_not_stop_the_others_and_a_resume_runs_it(tmp_path
     assert run_training(config, run_dir).summary["complete"]
     with only_writer(run_dir), pytest.raises(UserError, match="another process is training there"):
         run_training(config, run_dir)
-
-
-def test_a_new_run_whose_sessions_are_all_refused_names_every_reason_and_is_removed(tmp_path, monkeypatch):
-    reasons = iter(("no games", "no memory"))
-
-    def refuse(*_, **__):
-        raise UserError(next(reasons))
-
-    monkeypatch.setattr(session_module, "start_environments", refuse)
-    with pytest.raises(UserError, match=r"^no session could begin: no games; no memory$"):
-        run_training(TWO, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_stop_rule_ends_sessions_as_if_their_budget_were_spent(tmp_path, capsys):
