@@ -105,23 +105,6 @@ def test_an_error_leaves_neither_threads_nor_processes(session_dir):
 # --- Evaluations -------------------------------------------------------------------------------------------------
 
 
-def test_a_stop_during_the_last_evaluation(session_dir):
-    """A thousand games would take hours. The budget is spent, but the session was interrupted: a resume plays
-    them."""
-    config = change(TINY, evaluation={"every_env_steps": 256, "episodes": 1_000})
-    with pytest.raises(KeyboardInterrupt):
-        run_session(
-            config,
-            session_dir,
-            stop_requested=lambda: config.is_spent(max([0, *checkpoint_env_steps(session_dir)])),
-        )
-    assert not (session_dir / "evaluations.csv").exists()
-    assert not is_finished(config, session_dir)
-    run_session(change(config, evaluation={"episodes": 2}), session_dir, resume=True)
-    assert (session_dir / "evaluations.csv").read_text().splitlines()[1].split(",")[1] == "2"
-    assert is_finished(config, session_dir)
-
-
 def test_stops_during_the_last_two_evaluations(session_dir):
     """The first one is still running when the last update ends, so that the checkpoint has nothing of the
     second one. Each is stopped once; a resume plays both."""

@@ -7,20 +7,16 @@ no process is left. JAXRL_ATARI_FAULT_ROUNDS=20 repeats what happens at a random
 """
 
 import contextlib
-import fcntl
-import importlib.util
 import os
-import pty
 import random
 import re
 import signal
 import subprocess
-import termios
 import time
 
 import psutil
 import pytest
-from rehearsal import CONFIG, ENDLESS, INTERRUPTED, rehearsal
+from rehearsal import ENDLESS, INTERRUPTED, rehearsal
 from simulated_gpus import simulated
 from user_commands import one_error_line, still_running, user_environment
 
@@ -104,82 +100,6 @@ def test_sigterm_during_the_start_is_answered(train, tmp_path):
     train.continues()
 
 
-def test_sigterm_during_an_evaluation_gives_it_up(train):
-    """On an ASCII terminal."""
-    long = ["--evaluation.every-env-steps", 64, "--evaluation.episodes", 1_000]
-    process = train.start(*long, *ENDLESS, variables={"PYTHONIOENCODING": "ascii"})
-    train.wait_for(process)
-    time.sleep(5)  # training waits for the end of the first evaluation
-    process.terminate()
-    output, _ = process.communicate(timeout=120)  # a thousand games take hours
-    assert process.returncode == INTERRUPTED, output
-    short = ["--evaluation.every-env-steps", 500, "--evaluation.episodes", 1, "--env.max-frames", 400]
-    train.run_dir = train.run_dir.with_name("other")  # other rules
-    status, output = train.run(*short, variables={"PYTHONIOENCODING": "ascii"})
-    assert status == 0, output
-    assert "mean return" in output
-
-
-def test_a_terminal_that_goes_away(train):
-    master, slave = pty.openpty()
-
-    def control():
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever started the tests may have been under nohup
-        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-
-    process = train.start(*ENDLESS, stdin=slave, stdout=slave, stderr=slave, preexec_fn=control)
-    os.close(slave)
-    train.wait_for(process)
-    os.close(master)
-    assert process.wait(timeout=120) == INTERRUPTED
-    train.continues()
-
-
-SEARCH = """
-from jaxrl_atari.search.space import FloatDistribution, SearchConfig
-
-def get_search():
-    return SearchConfig(
-        space={'ppo.gamma': FloatDistribution(0.9, 0.99)}, trials=2, sampler='random', early_stopping='none'
-    )
-"""
-
-
-def test_a_killed_trial_and_a_killed_search_lose_nothing(train):
-    if not all(map(importlib.util.find_spec, ("ray", "optuna"))):
-        pytest.skip("search mode is not installed: pip install 'jaxrl_atari[search]'")
-    train.config.write_text(CONFIG + SEARCH)
-    prompt = {"RAY_worker_niceness": "0"}  # Ray's default of 15 starves the trials on a busy machine
-
-    def start(after):
-        process = train.start("--total-env-steps", 20_000, module="search", variables=prompt)
-        end = time.monotonic() + 300
-        while max(steps(), default=0) <= after:
-            assert time.monotonic() < end
-            assert process.poll() is None, process.communicate()[0]
-            time.sleep(0.1)
-        return process, psutil.Process(process.pid).children(recursive=True)
-
-    def steps():
-        names = [path.name for path in train.run_dir.glob("trial_*/session_0/checkpoints/*")]
-        return [int(name) for name in names if name.isdecimal()]
-
-    def ended():
-        paths = train.run_dir.glob("trial_*/session_0/checkpoints/199*")
-        return {path.parents[2].name for path in paths if int(path.name) > 19_900}
-
-    process, family = start(0)
-    next(child for child in family if "ray::trial_" in " ".join(child.cmdline())).kill()
-    time.sleep(5)
-    assert process.poll() is None, "it goes on"
-    process.kill()
-    assert not still_running(family, seconds=120)
-    process, _ = start(max(steps()))
-    output, _ = process.communicate(timeout=1_800)
-    assert process.returncode == 0, output
-    assert ended() == {"trial_0", "trial_1"}, output
-
-
 # --- The disk ----------------------------------------------------------------------------------------------------
 
 
@@ -242,16 +162,6 @@ def test_a_read_only_directory(train):
 
 
 # --- Training itself ---------------------------------------------------------------------------------------------
-
-
-def test_a_loss_that_is_not_finite(train):
-    assert train.run("--total-env-steps", 300)[0] == 0
-    # Each step multiplies the parameters by 1 - 10.
-    wild = ["--ppo.learning-rate", 1, "--ppo.weight-decay", 10, "--log.checkpoint-every-env-steps", 1_000_000]
-    status, output = train.run(*ENDLESS, *wild)
-    assert status == 2, output
-    assert re.search(r"error: .*(nan|inf).*the last checkpoint is kept", one_error_line(output))
-    train.continues("--ppo.learning-rate", 0)
 
 
 def test_out_of_memory(train):
