@@ -1,11 +1,16 @@
 """Pools without an emulator, and a pool that records another one, with the interface of `envs.EnvPool`."""
 
+from functools import partial
+
 import jax
 import numpy as np
+from small_networks import make
 
 from jaxrl_atari.envs.pool import EnvStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
-from jaxrl_atari.rollout import EnvGroup
+from jaxrl_atari.ppo import PPO
+from jaxrl_atari.rollout import EnvGroup, collect
+from jaxrl_atari.update import init_train_state, update
 
 
 def group_of(pool, network, first_env=0, rules=PROTOCOLS["v5"]):
@@ -14,8 +19,24 @@ def group_of(pool, network, first_env=0, rules=PROTOCOLS["v5"]):
     return EnvGroup(pool, network, device=cpu, rules=rules, first_env=first_env)
 
 
+def games_while_learning(pool, network, config, updates, algorithm=PPO, first_seed=0, seed=1):
+    """Yields the games of each rollout, while a network of `small_networks` learns from them."""
+    params, functions = make(network, pool.num_actions, first_seed)
+    state = init_train_state(params, config, algorithm, jax.random.key(first_seed))
+    learn = jax.jit(partial(update, apply=functions.apply, algorithm=algorithm), donate_argnums=0)
+    group = group_of(pool, functions)
+    for number in range(updates):
+        act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
+        played = collect([[group]], [state.params], act_key, config.rollout_length)
+        state, _ = learn(state, played.rollouts[0], config, update_key)
+        yield played.games
+
+
 class FakePool:
-    """Starts a new game on the step after the end of one. Subclasses define the game."""
+    """Starts a new game on the step after the end of one.
+
+    Subclasses define the game: `_play`, which returns reward, terminated, truncated and life_lost, and `_frame`.
+    """
 
     num_actions: int
 
@@ -25,14 +46,7 @@ class FakePool:
         self._actions = None
 
     def _start(self, i):
-        raise NotImplementedError
-
-    def _play(self, i, action):
-        """Returns reward, terminated, truncated, life_lost."""
-        raise NotImplementedError
-
-    def _frame(self, i):
-        raise NotImplementedError
+        pass
 
     def reset(self):
         return self.step(np.zeros(self.num_envs, np.int32))
@@ -72,9 +86,6 @@ class NoisePool(FakePool):
     def __init__(self, num_envs, seed):
         super().__init__(num_envs)
         self._rng = np.random.default_rng(seed)
-
-    def _start(self, i):
-        pass
 
     def _play(self, i, action):
         event = self._rng.choice(4, p=[0.15, 0.1, 0.1, 0.65])

@@ -1,20 +1,19 @@
 """A recurrent network: what is learned is what was played, and it learns what frames alone do not tell."""
 
 import dataclasses
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_pools import FakePool, NoisePool, group_of
+from fake_pools import FakePool, NoisePool, games_while_learning, group_of
 from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari.algorithm import Mean
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.ppo import PPO, log_prob_of
+from jaxrl_atari.ppo import log_prob_of
 from jaxrl_atari.rollout import collect
-from jaxrl_atari.update import apply_to_rollout, draw_minibatches, init_train_state, observe, update
+from jaxrl_atari.update import apply_to_rollout, draw_minibatches, observe
 
 
 def perturbed(params):
@@ -89,20 +88,11 @@ class Cue(FakePool):
 def test_memory_pays(network):
     """Stacks of four frames have forgotten the light: without memory half of the games are won, with it nearly
     all."""
-    length, num_envs = 32, 16
     config = PPOConfig(
-        rollout_length=length, minibatch_size=128, learning_rate=2e-3, gae_lambda=0.95, weight_decay=0.0
+        rollout_length=32, minibatch_size=128, learning_rate=2e-3, gae_lambda=0.95, weight_decay=0.0
     )
-    params, functions = make(network, 2)
-    state = init_train_state(params, config, PPO, jax.random.key(0))
-    learn = jax.jit(partial(update, apply=functions.apply, algorithm=PPO), donate_argnums=0)
-    group = group_of(Cue(num_envs, seed=0), functions)
-    means = []
-    for number in range(60):
-        act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))
-        collected = collect([[group]], [state.params], act_key, length)
-        state, _ = learn(state, collected.rollouts[0], config, update_key)
-        means.append(np.mean([game.episode_return for game in collected.games]))
+    played = games_while_learning(Cue(16, seed=0), network, config, updates=60)
+    means = [np.mean([game.episode_return for game in games]) for games in played]
     if network is Recurrent:
         assert np.mean(means[-5:]) > 0.9
     else:

@@ -123,17 +123,3 @@ def test_optimizer_steps_of_a_row_are_those_of_the_train_state(tmp_path):
             counters.append(int(run.learner.state.optimizer_steps))
     taken = SMALL.num_minibatches  # of one epoch of two, in each update
     assert [row["optimizer_steps"] for row in rows.rows] == counters == [taken, 2 * taken, 3 * taken]
-
-
-def test_another_network_trains_and_is_restored(tmp_path):
-    """The IMPALA network: updates, a checkpoint, and a resume from it."""
-    config = change(TINY, ppo={"weight_decay": 0.0}, network={"name": "impala"})  # gradients alone move it
-    with open_session(config, place_session(config), tmp_path / "session_0") as run:
-        before = jax.device_get(run.learner.state.params)
-        list(itertools.islice(iterations(run), 2))
-        run.finish()
-        after = jax.device_get(run.learner.state.params)
-    moved = jax.tree.map(lambda x, y: np.abs(x - y).max(), before, after)
-    assert all(x > 0 for x in jax.tree.leaves(moved))
-    with open_session(config, place_session(config), tmp_path / "session_0", resume=True) as run:
-        assert_equal(after, jax.device_get(run.learner.state.params))

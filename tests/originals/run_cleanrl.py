@@ -130,7 +130,6 @@ def main(script, source, target, updates):
     def first_step(variables):
         names = {"actions": "action", "logprobs": "log_prob", "values": "value", "advantages": "advantage"}
         notes.arrays |= {ours: numpy_of(variables[theirs]) for theirs, ours in names.items()}
-        notes.arrays["bootstrap_value"] = numpy_of(variables["next_value"])[0]
 
     install(notes, parameters, EPOCHS * MINIBATCHES, STEP_NAMES, first_step)
     shuffle = np.random.shuffle
@@ -141,8 +140,7 @@ def main(script, source, target, updates):
 
     np.random.shuffle = noted_shuffle
     sys.argv = [script, *script_arguments(arrays, updates)]
-    scope = runpy.run_path(str(script_path(script)), run_name="__main__")
-    notes.arrays["clip_fraction"] = np.mean(scope["clipfracs"])
+    runpy.run_path(str(script_path(script)), run_name="__main__")
     notes.save(target)
 
 

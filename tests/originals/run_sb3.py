@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from originals.recording import SB3_NAMES, Notes, input_arrays, install, numpy_of
+from originals.recording import SB3_NAMES, Notes, input_arrays, install
 
 EPOCHS = 2
 MINIBATCHES = 4
@@ -81,7 +81,7 @@ def main(source, target, updates):
 
     def first_step(variables):
         buffer = variables["self"].rollout_buffer
-        for name in ("actions", "log_probs", "values", "advantages", "rewards"):
+        for name in ("actions", "log_probs", "values", "advantages"):
             flat = getattr(buffer, name).reshape(num_envs, steps).T  # the buffer is ordered by environment by now
             notes.arrays[name.removesuffix("s")] = flat.copy()
 
@@ -109,12 +109,7 @@ def main(source, target, updates):
 
     def noted_train():
         notes.append("clip_range", model.clip_range(model._current_progress_remaining))
-        if "bootstrap_value" not in notes.arrays:
-            last = model.policy.obs_to_tensor(model._last_obs)[0]
-            notes.arrays["bootstrap_value"] = numpy_of(model.policy.predict_values(last))[:, 0]
         train()
-        if "clip_fraction" not in notes.arrays:
-            notes.arrays["clip_fraction"] = model.logger.name_to_value["train/clip_fraction"]
 
     model.train = noted_train
     model.learn(total_timesteps=updates * steps * num_envs)
