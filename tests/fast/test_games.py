@@ -1,5 +1,4 @@
 import hashlib
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -7,7 +6,7 @@ from ale_py import roms
 
 from jaxrl_atari.envs import games
 from jaxrl_atari.envs.ale_pool import rom_ids
-from jaxrl_atari.envs.games import DEFAULT_GAE_LAMBDA, GAMES, game_under, parse_game
+from jaxrl_atari.envs.games import GAMES, game_under, parse_game
 from jaxrl_atari.errors import ConfigError
 
 
@@ -59,12 +58,6 @@ def test_classic_has_its_own_references_and_its_own_random_play():
     assert baselines.source == "OpenAI Baselines' ppo2 (classic, 10M env steps, λ 0.95)"
     assert slm_lab == ("SLM Lab v4's PPO (classic, 10M env steps, λ 0.70)", 13460, None)
     assert game_under("Qbert", "classic").random != game_under("Qbert", "v5").random
-
-
-def test_the_default_lambda_is_the_most_frequent_tuned_one():
-    tuned = Counter(game.gae_lambda for game in GAMES.values() if game.references)
-    assert tuned.most_common(1)[0][0] == DEFAULT_GAE_LAMBDA
-    assert set(tuned) == {0.95, 0.85, 0.7}
 
 
 def test_spellings_of_a_name():

@@ -10,13 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from sample_runs import table, write_run
 
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
-from jaxrl_atari.errors import ConfigError, UserError
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited, import_named
-from jaxrl_atari.verify.__main__ import main as verify
 
 MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 0) + beside_it.ONE\n"
 
@@ -128,20 +126,3 @@ def test_what_cannot_be_imported_is_one_line(user_file):
             import_named([name if name == "no_such_module" else str(path)])
         assert named in str(error.value)
         assert "\n" not in str(error.value)
-
-
-def test_the_variable_for_child_processes_may_be_empty_and_must_be_a_list(monkeypatch):
-    monkeypatch.setenv(IMPORTS_VARIABLE, "")
-    import_inherited()
-    for text in ("my_envs", '{"a": 1}', "[1]"):
-        monkeypatch.setenv(IMPORTS_VARIABLE, text)
-        with pytest.raises(ConfigError, match=IMPORTS_VARIABLE):
-            import_inherited()
-
-
-def test_verify_takes_it(user_file, tmp_path):
-    run_dir = tmp_path / "run"
-    write_run(run_dir, [table([1.0, 2.0])])
-    with pytest.raises(UserError, match="has no log of actions"):
-        verify([str(run_dir), "--import", str(user_file)])
-    assert count() == 1

@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from gymnasium.utils.env_checker import check_env
 from known_environments import pool_of
 from played_games import assert_equal, make_pool, play, random_actions
 
-from jaxrl_atari import make_env
-from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs.protocols import PROTOCOLS
 
 WITHOUT_CHANCE = PROTOCOLS["classic"]._replace(noop_max=0, fire_on_reset=False)
@@ -34,10 +31,3 @@ def test_processes_play_the_same():
     actions = np.random.default_rng(0).integers(4, size=(40, 2))
     options = {"rules": WITHOUT_CHANCE, "game": "ALE/Breakout-v5", "options": {"mode": 12}}
     assert_equal(*(play(pool_of(vectorization_mode=mode, **options), actions) for mode in ("sync", "async")))
-
-
-def test_gymnasiums_checker_passes():
-    game = EnvConfig(game="ALE/Breakout-v5", backend="gymnasium", options={"mode": 12})
-    env = make_env(Config(env=game), render_mode="rgb_array")
-    check_env(env)
-    env.close()

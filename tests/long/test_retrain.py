@@ -1,10 +1,8 @@
 """`verify --retrain`: what it refuses, and whom it does not accuse. tests/run/test_verify.py has what it finds."""
 
 import contextlib
-import importlib.metadata
 import shutil
 import sys
-from types import SimpleNamespace
 
 import pytest
 from small_training import TINY, change, edit_meta, stop_before
@@ -13,7 +11,6 @@ from tampering import change_a_weight, edit_digests
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.description import find_provenance
 from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.session import run_session
@@ -85,18 +82,6 @@ def test_a_session_that_trains_nothing_leaves_the_digests_to_the_one_that_traine
     refused(run_dir, start, r"threads 99 -> ")
 
 
-def test_every_session_is_trained_again_although_one_differs(run_dir, capsys):
-    shutil.copytree(run_dir / "session_0", run_dir / "session_1")
-    start = change_a_weight(run_dir / "session_0", CONFIG)
-    edit_digests(run_dir / "session_1", lambda line: line["provenance"].update(threads=99))
-    with pytest.raises(UserError) as error:
-        retrain(run_dir, start)
-    assert "session_0" in str(error.value)
-    assert "arrays differ from those written" in str(error.value)
-    assert "session_1" in str(error.value)
-    assert "threads 99 -> " in str(error.value)
-
-
 def test_other_bits_from_other_code_are_no_accusation(run_dir):
     edit_digests(run_dir / "session_0", lambda line: line["provenance"].update(git_revision="0123456789ab"))
     start = change_a_weight(run_dir / "session_0", CONFIG)
@@ -149,28 +134,9 @@ def test_games_that_cannot_continue_here_are_refused(run_dir, start):
     refused(run_dir, start, "its games cannot continue here")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("versions", {"jax": "0.1"}, r"versions\.jax 0\.1 -> "),
-        ("learns_on", ["NVIDIA H200"], r"learns_on"),
-    ],
-)
-def test_another_machine_is_refused_with_its_reason(field, value, words, run_dir, start):
-    edit_digests(run_dir / "session_0", lambda line: line["provenance"].update({field: value}))
-    refused(run_dir, start, words)
-
-
-@pytest.mark.parametrize("platform", ["gpu", "cpu"])
-def test_the_libraries_of_a_gpu_are_recorded_where_it_computes(platform, monkeypatch):
-    names = ("numpy", "nvidia-ml-py", "nvidia-cudnn-cu12", None)  # a broken package has no name
-    installed = [SimpleNamespace(name=name, version="9.1") for name in names]
-    monkeypatch.setattr(importlib.metadata, "distributions", lambda: installed)
-    device = SimpleNamespace(platform=platform, device_kind="some device")
-    placement = SimpleNamespace(learner=[device], actors=[device])
-    found = find_provenance(CONFIG.devices, CONFIG.ppo, placement, "float32")
-    expected = {"driver": None, "nvidia-cudnn-cu12": "9.1"} if platform == "gpu" else {}
-    assert found["gpu_software"] == expected
+def test_another_machine_is_refused_with_its_reason(run_dir, start):
+    edit_digests(run_dir / "session_0", lambda line: line["provenance"].update(learns_on=["NVIDIA H200"]))
+    refused(run_dir, start, "learns_on")
 
 
 def test_what_cannot_be_trained_again(run_dir):
@@ -178,13 +144,7 @@ def test_what_cannot_be_trained_again(run_dir):
     steps = Checkpoints(session_dir).env_steps()
     refused(run_dir, steps[-1], "no later checkpoint was written")
     refused(run_dir, 7, r"--retrain 7: there is no checkpoint at this env step; kept are: session_0: ")
-    with pytest.raises(UserError, match=r"has no session 5$"):
-        verify([str(run_dir), "--retrain", str(steps[0]), "--session", "5"])
-    with pytest.raises(UserError, match=r"--sample = 2: expected nothing with --retrain"):
-        verify([str(run_dir), "--retrain", str(steps[0]), "--sample", "2"])
     edit_meta(session_dir, steps[0], items={})
     refused(run_dir, steps[0], "its games cannot continue")
     (session_dir / "digests.jsonl").unlink()
     refused(run_dir, steps[0], "no later checkpoint was written")
-    write_json(run_dir / "config.json", {"config": change(CONFIG, devices={"distributed": True}).to_dict()})
-    refused(run_dir, steps[0], r"games are not recorded with devices\.distributed")

@@ -41,15 +41,6 @@ def test_the_exit_status_does_not_depend_on_the_output(body, redirect, status, p
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, printed, "")
 
 
-def test_a_missing_device_is_refused_and_no_run_directory_is_left(tmp_path):
-    """In an environment that conftest.py did not prepare: JAX has one CPU device."""
-    variables = {"XLA_FLAGS": "", "CUDA_VISIBLE_DEVICES": "-1"}
-    line = '"$0" -m jaxrl_atari.train --output-dir "$1" --devices.data-parallel 2'
-    ended = shell(line, str(tmp_path), **variables)
-    assert (ended.returncode, list(tmp_path.iterdir())) == (2, [])
-    assert "error: devices.data_parallel = 2: " in ended.stderr
-
-
 def test_search_without_its_extra_is_one_line():
     code = (
         "import runpy, sys; sys.modules['optuna'] = None; "

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from simulated_gpus import simulated, starts
 from small_training import first_arrays
-from user_commands import ROOT, free_address, python, user_environment
+from user_commands import ROOT, python, user_environment
 
 from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.hardware.gpus import visible_gpus
@@ -178,22 +178,6 @@ def test_real_memory_fraction():
 
 
 @pytest.mark.gpu
-def test_real_gpu_false_takes_no_memory(tmp_path):
-    needs_gpus(1)
-    with training(tmp_path, "--devices.gpu", "false") as (taken, printed):
-        assert "device: cpu:0 (devices.gpu = false)" in printed
-        assert (taken < CONTEXT).all(), taken
-
-
-@pytest.mark.gpu
-def test_real_gpu_1_leaves_gpu_0_alone(tmp_path):
-    needs_gpus(2)
-    with training(tmp_path, "--devices.gpu", "1", "--devices.memory-fraction", "0.2") as (taken, _):
-        assert (taken > CONTEXT).sum() == 1, taken
-        assert taken.argmax() == 1 or "CUDA_VISIBLE_DEVICES" in os.environ
-
-
-@pytest.mark.gpu
 @pytest.mark.timeout(600)
 def test_real_sessions_fit_on_one_gpu(tmp_path):
     needs_gpus(1)
@@ -226,23 +210,6 @@ def test_real_deterministic_training_gives_the_same_bits_twice(tmp_path):
     one, again = trained("one"), trained("again")
     assert one["checksums"] == again["checksums"]
     assert one["statistics"] == again["statistics"]
-
-
-@pytest.mark.gpu
-def test_real_processes_on_one_host_have_gpus_of_their_own(tmp_path):
-    needs_gpus(2)
-    options = ["--devices.data-parallel", "all", "--devices.distributed", "--devices.num-processes", 2,
-               "--devices.coordinator", free_address(), "--devices.process-index"]  # fmt: skip
-    follower = subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_atari.train", *map(str, [*options, 1])],
-        env=user_environment(**SHOWN, JAX_LOCAL_DEVICE_IDS="1"), cwd=ROOT,
-    )  # fmt: skip
-    try:
-        with training(tmp_path, *options, 0, JAX_LOCAL_DEVICE_IDS="0") as (taken, _):
-            assert (taken > CONTEXT).sum() == 2, taken
-    finally:
-        follower.kill()
-        follower.communicate()
 
 
 @pytest.mark.gpu
