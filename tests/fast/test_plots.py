@@ -88,8 +88,7 @@ def test_a_session_graph_draws_log_points_and_evaluations(tmp_path, figures):
 
 def test_a_trial_graph_draws_means_over_sessions_and_a_band_of_one_sample_std(tmp_path, figures):
     run_dir = write_run(tmp_path / "run", [short(1000, 2000, 3000), short(2000, 4000, 6000)])
-    svg = graphs.plot_run(read_run(run_dir))[-1]
-    assert {"trial", "Qbert, protocol v5", "mean ± 1 std over sessions"} <= set(texts(svg))
+    graphs.plot_run(read_run(run_dir))
     axes = figures[-1].axes[0]
     shown = lines(axes)
     assert shown["return_mean (last 100 games)"] == [1500, 3000, 4500]

@@ -228,12 +228,6 @@ def test_hostile_values_are_shown_and_not_executed(tmp_path):
         assert all(source.startswith("data:") for source in page.all("img", "src"))
 
 
-def test_a_damaged_game_of_a_suite_is_named_in_its_row(tmp_path):
-    suite_dir = make_suite(tmp_path / "suite")
-    (suite_dir / "Pong/config.json").write_text("{")
-    assert re.search(r"damaged: .*Pong/config\.json: cannot be used", Page(write_report(suite_dir)).text)
-
-
 # The command.
 
 

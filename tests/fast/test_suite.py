@@ -142,17 +142,13 @@ def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):
     assert {config.env.resolved_protocol for config in configs} == {"classic"}
 
 
-def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path, capsys):
+def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path):
     line = ["--games", "Pong", "Alien", "--run-dir", str(tmp_path / "suite"), "--config", "configs/qbert.py"]
     _, suite, before = suite_command.parse_options(line)
     assert (suite.games, suite.config.name, before) == (["Pong", "Alien"], "suite", None)
     make_suite(tmp_path / "suite", dataclasses.replace(suite.config, sessions=7), suite.games)
     _, suite, before = suite_command.parse_options(line)
     assert (suite.config.sessions, before.games) == (7, ["Pong", "Alien"])
-    assert (
-        f"configs/qbert.py differs from {tmp_path / 'suite'}, which keeps its own values: sessions 1 -> 7"
-        in capsys.readouterr().out
-    )
     with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of the suite"):
         suite_command.parse_options([*line, "--games", "Qbert"])
     with pytest.raises(UserError, match=r"--vary = 'ppo\.gamma=0\.9': .*; this one has no --vary$"):
