@@ -3,7 +3,6 @@
 Each one runs in a folder of its own that has `configs` and the run directories of the line, copies of tiny ones.
 """
 
-import importlib.util
 import itertools
 import json
 import re
@@ -13,10 +12,9 @@ import sys
 from pathlib import Path
 
 import hub_server
-import pytest
 from page_commands import ROOT
 from simulated_gpus import simulated
-from user_commands import free_address, one_error_line
+from user_commands import free_address, one_error_line, skip_without_extra
 
 SPEC = ["--env.num-envs", "4", "--env.num-threads", "1", "--ppo.rollout-length", "16",
     "--ppo.minibatch-size", "64",
@@ -41,20 +39,6 @@ IF_PRESENT = {
     "--evaluation.every-env-steps": ["--evaluation.every-env-steps", "128", "--evaluation.episodes", "1"],
 }
 """Options that are added to a command that has the option already."""
-NEEDED = {
-    "search": ("ray", "optuna"),
-    "hub": ("huggingface_hub",),
-    "export": ("onnx", "onnxruntime"),
-    "torch": ("torch",),
-    "envpool": ("envpool",),
-}
-"""A module or a word of a command -> the packages without which it cannot run."""
-
-
-def missing(case):
-    words = {case.module.partition(".")[0], *case.words}
-    packages = [name for word, names in NEEDED.items() if word in words for name in names]
-    return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 class User:
@@ -191,8 +175,7 @@ def pattern(message):
 
 def run_case(case, folder, environment, templates):
     """Runs a command of a page. A command with an error on its page has to end in that error."""
-    if names := missing(case):
-        pytest.skip(f"{' and '.join(names)} not installed")
+    skip_without_extra(case.module)
     user = User(folder / "user", environment | dict(variable.split("=", 1) for variable in case.variables))
     if "--devices.gpu" in case.words or "cpu,gpu" in case.words:
         user.environment |= simulated(2)

@@ -51,8 +51,6 @@ def test_games_that_wait_for_fire():
 
 def test_classic_has_its_own_references_and_its_own_random_play():
     classic = {name: game for name in GAMES if (game := game_under(name, "classic")).references}
-    assert len(classic) == 63
-    assert sum(game.references[0].source.startswith("CleanRL") for game in classic.values()) == 57
     cleanrl, baselines, slm_lab = classic["Qbert"].references
     assert cleanrl == ("CleanRL's PPO (classic, 10M env steps, λ 0.95)", 17246.27, 605.4)
     assert baselines.source == "OpenAI Baselines' ppo2 (classic, 10M env steps, λ 0.95)"

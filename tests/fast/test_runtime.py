@@ -16,7 +16,6 @@ QUOTAS = {
         {"pod/app/cpu.max": "max 100000", "pod/cpu.max": "150000 100000"},
         1.5,
     ),
-    "seen from inside": ("0::/\n", {"cpu.max": "100000 100000"}, 1.0),
     "none": ("0::/\n", {"cpu.max": "max 100000"}, math.inf),
     "no files": ("0::/\n", {}, math.inf),
 }

@@ -116,7 +116,6 @@ def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path, field, words):
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("config.json", describe(CONFIG) | {"resumed": [{"date": "2026-11-22"}]}),
         ("suite.json", {"games": ["Pong", "Qbert", ELSEWHERE], "config": CONFIG.to_dict()}),
         ("search.json", {"config": CONFIG.to_dict(), "search": {"space": {"ppo.epochs": [2, 4]}}}),
         (

@@ -1,7 +1,5 @@
 """Exported policies: the programs compute what training's network does, and play.py plays the same games."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
@@ -15,7 +13,6 @@ from jaxrl_atari.evaluate.play import play as evaluated
 from jaxrl_atari.export.__main__ import main
 from jaxrl_atari.export.programs import ProgramOutputs, largest_difference
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.runs.files import write_json
 
 pytest.importorskip("onnxruntime", reason="pip install 'jaxrl_atari[export]'")
 from jaxrl_atari.export import onnx_model, play
@@ -68,26 +65,6 @@ def test_play_plays_what_an_evaluation_does(policy, folder):
 def test_nan_in_any_output_is_a_difference():
     zeros = ProgramOutputs(np.zeros((2, 3), np.float32), np.zeros(2, np.float32), ())
     assert largest_difference(zeros, zeros._replace(value=np.array([np.nan, 0]))) == np.inf
-
-
-def test_the_readme_has_what_a_score_needs(trained, tmp_path):
-    run_dir = shutil.copytree(trained("plain"), tmp_path / "run")
-    session_dir = run_dir / "session_1"
-    step = load_policy(session_dir, "latest").env_steps
-    evaluation = {
-        "env_steps": step, "checkpoint": "latest", "episodes": 7, "mean": 12.5, "std": 3.25, "greedy": False,
-        "seed": 4, "compute_dtype": "float32",
-    }  # fmt: skip
-    write_json(session_dir / f"evaluation_{step}.json", evaluation)
-    main([str(run_dir), "--session", "1", "--checkpoint", "latest"])
-    text = " ".join((session_dir / f"export_{step}" / "README.md").read_text().split())
-    for words in (
-        "Breakout: a policy trained with ppo", f"session_1 of run after {step} env steps",
-        "evaluated in float32: mean return 12.50 over 7 full games", "std 3.25", "sampled actions, seed 4",
-        "Protocol: v5, max_frames=128", "over 2 sessions", "sticky actions 0.25", "at most 128 emulator frames",
-        "Start of a game: FIRE, then 0 to 28 no-ops.", "NOOP, FIRE, RIGHT, LEFT;",
-    ):  # fmt: skip
-        assert words in text
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(policy, trained, tmp_path, monkeypatch):
