@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from originals.rollouts import SHAPES
 from small_networks import nature_in_float64
 
-from jaxrl_atari.algorithm import ONE_DEVICE, Mean, Minibatch, Rollout, Shard
+from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, Shard
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.errors import InterfaceError
@@ -70,22 +71,16 @@ def shipped(rollout, frame_shape=BLOCKED):
     )
 
 
-SHAPES = {
-    "conv1": (8, 8, 4, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64),
-    "dense": (3136, 512), "policy": (512, ACTIONS), "value": (512, 1),
-}  # fmt: skip
-
-
 def trained_params(seed=0):
     """Parameters as training leaves them: biases that are not 0, and a policy that prefers something."""
-    rng = np.random.default_rng(seed)
+    rng, shapes = np.random.default_rng(seed), SHAPES | {"policy": (512, ACTIONS)}
 
     def layer(name, shape):
         scale = np.sqrt((1 if name == "policy" else 2) / np.prod(shape[:-1]))
         kernel = scale * rng.standard_normal(shape)
         return {"kernel": jnp.float32(kernel), "bias": jnp.float32(0.05 * rng.standard_normal(shape[-1]))}
 
-    return {name: layer(name, shape) for name, shape in SHAPES.items()}
+    return {name: layer(name, shape) for name, shape in shapes.items()}
 
 
 def in_float64(params):
@@ -123,16 +118,15 @@ def test_gae_golden_numbers():
     assert solve(no, no.at[3].set(True))[3, 0] == 2 + 4 / 2 - 8
 
 
-@pytest.mark.parametrize(("gamma", "gae_lambda"), [(0.99, 0.95), (0.99, 0.0), (1.0, 1.0), (0.0, 0.5)])
-def test_gae_is_the_double_sum(gamma, gae_lambda):
+def test_gae_is_the_double_sum():
     rollout = random_rollout(1, steps=30, num_envs=16)
     assert rollout["terminated"].any()
     assert rollout["truncated"].any()
     assert (rollout["weight"] == 0).any()
-    expected = reference.advantages(rollout, gamma, gae_lambda)
+    expected = reference.advantages(rollout, 0.99, 0.95)
     arrays = shipped(rollout)
     names = ("reward", "value", "bootstrap_value", "terminated", "truncated")
-    advantage = jax.jit(gae)(*[getattr(arrays, name) for name in names], gamma, gae_lambda)
+    advantage = jax.jit(gae)(*[getattr(arrays, name) for name in names], 0.99, 0.95)
     np.testing.assert_allclose(advantage, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -188,30 +182,6 @@ def test_loss_and_its_gradients_in_float64(clip_value):
             np.testing.assert_allclose(metrics[name], parts[name], rtol=1e-12, err_msg=name)
 
 
-def test_the_reference_gradients_are_the_slopes_of_its_loss():
-    """The oracle itself, by central differences in random directions."""
-    rng = np.random.default_rng(4)
-    params, batch = in_float64(trained_params(4)), minibatch(4, size=2)
-    stacks = rng.integers(0, 256, (2, 84, 84, 4), dtype=np.uint8)
-
-    def loss(params):
-        logits, value, _ = reference.forward(params, stacks)
-        return reference.ppo_loss(logits, value, batch, HYPER)[0]["loss"]
-
-    _, gradients = reference.minibatch_gradients(params, stacks, batch, HYPER)
-    for name in reference.LAYERS:
-        for key in ("kernel", "bias"):
-            direction = rng.standard_normal(params[name][key].shape)
-            step = 1e-6 / np.linalg.norm(direction)
-            ends = [
-                loss(params | {name: params[name] | {key: params[name][key] + sign * step * direction}})
-                for sign in (1, -1)
-            ]
-            slope = (ends[0] - ends[1]) / (2 * step)
-            expected = (gradients[name][key] * direction).sum()
-            np.testing.assert_allclose(slope, expected, rtol=2e-4, err_msg=f"{name} {key}")
-
-
 @pytest.mark.parametrize("conv", ["plain", "auto"])
 def test_gradients_of_all_parameters(conv):
     rng = np.random.default_rng(6)
@@ -241,42 +211,22 @@ def test_samples_that_do_not_count_leave_the_means_as_they_are():
     np.testing.assert_allclose(mean.normalize(x)[jnp.array([0, 2])], [-1, 1], atol=1e-6)
 
 
-def test_the_gradient_of_a_mean_whose_other_samples_have_no_derivative():
-    """As the docstring of `Mean` says: without `where` it is NaN."""
-    mean, y = Mean.over(jnp.array([1.0, 0.0, 1.0])), jnp.array([1.0, 0.0, 2.0])
-    assert mean(jnp.log(y)) == pytest.approx(np.log(2) / 2)
-    assert jnp.isnan(jax.grad(lambda y: mean(jnp.log(y)))(y)[1])
-    found = jax.grad(lambda y: mean(jnp.log(jnp.where(mean.weight > 0, y, 1.0))))(y)
-    np.testing.assert_allclose(found, [0.5, 0.0, 0.25])
-
-
-@pytest.mark.parametrize("use", [Mean.__call__, Mean.moments, Mean.normalize])
-def test_a_mean_of_another_shape_is_refused(use):
+def test_a_mean_of_another_shape_is_refused():
     for shape in [(), (8, 1)]:
         with pytest.raises(InterfaceError, match="one number per sample"):
-            use(Mean.over(jnp.ones(8)), jnp.zeros(shape))
+            Mean.over(jnp.ones(8))(jnp.zeros(shape))
 
 
 def test_normalized_advantages():
     advantage, weight = jnp.array([1.0, 3.0, 1e6, 5.0]), jnp.array([1.0, 1.0, 0.0, 1.0])
-
-    def normalize(weight, shard=ONE_DEVICE, advantage=advantage):
-        return Mean.over(weight, shard).normalize(advantage)
-
-    np.testing.assert_allclose(normalize(weight)[jnp.array([0, 1, 3])], [-(1.5**0.5), 0, 1.5**0.5], atol=1e-6)
-    assert np.isfinite(normalize(jnp.zeros(4))).all()  # a minibatch in which nothing counts
+    normalized = Mean.over(weight).normalize(advantage)
+    np.testing.assert_allclose(normalized[jnp.array([0, 1, 3])], [-(1.5**0.5), 0, 1.5**0.5], atol=1e-6)
     # Of 1, 3 and 5 the variance is 8/3 with N, and 4 with N - 1.
     unbiased = Mean.over(weight).normalize(advantage, unbiased=True)
     np.testing.assert_allclose(unbiased[jnp.array([0, 1, 3])], [-1, 0, 1], atol=1e-6)
-    np.testing.assert_allclose(unbiased, reference.normalize(advantage, weight, unbiased_std=True), rtol=1e-6)
     for counting in (0, 1):  # N - 1 of a single sample is 0
         few = jnp.arange(4) < counting
         assert np.isfinite(Mean.over(few.astype(float)).normalize(advantage, unbiased=True)).all()
-    two = Shard(count=2, sum_over_devices=partial(jax.lax.psum, axis_name="d"))
-    halves = jax.vmap(lambda x, w: normalize(w, two, x), axis_name="d")(
-        advantage.reshape(2, 2), weight.reshape(2, 2)
-    )
-    np.testing.assert_allclose(halves.ravel(), normalize(weight), rtol=1e-6)
 
 
 # --- one whole update --------------------------------------------------------------------------------------------
@@ -506,15 +456,12 @@ def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, strat
 
 def test_uniform_minibatches_are_permutations_of_the_rollout():
     """Every sample once an epoch; how many of each environment is left to chance."""
-    draw = partial(minibatch_indices, rollout_length=16, num_envs=8, epochs=3, minibatch_size=16)
-    indices = np.asarray(draw(jax.random.key(10), uniform=True))
+    size = {"rollout_length": 16, "num_envs": 8, "epochs": 3, "minibatch_size": 16}
+    indices = np.asarray(minibatch_indices(jax.random.key(10), **size, uniform=True))
     np.testing.assert_array_equal(np.sort(indices.reshape(3, 128)), np.tile(np.arange(128), (3, 1)))
     counts = np.apply_along_axis(np.bincount, 1, indices % 8, minlength=8)
-    assert counts.shape == (24, 8)
     # Hypergeometric, 16 of 128 of which 16 are an environment's: variance 16 (1/8) (7/8) (112/127).
     assert counts.var() == pytest.approx(16 / 8 * 7 / 8 * 112 / 127, rel=0.3)
-    stratified = np.apply_along_axis(np.bincount, 1, np.asarray(draw(jax.random.key(10))) % 8, minlength=8)
-    assert stratified.var() == 0
 
 
 def test_devices_draw_their_parts_of_the_same_minibatches():
@@ -550,8 +497,3 @@ def test_actions_follow_the_distribution_and_log_prob_is_theirs():
     assert chi_square < 16.3  # 3 degrees of freedom: one key in a thousand lies beyond
     again, _ = sample_action(keys[7:9], jnp.tile(jnp.float32(logits), (2, 1)))
     np.testing.assert_array_equal(again, action[7:9])  # a row's action depends on its own key alone
-
-
-def test_log_prob_of_large_logits():
-    logits = jnp.array([[1000.0, 0.0], [-1000.0, 1000.0]])
-    np.testing.assert_array_equal(log_prob_of(logits, jnp.array([0, 0])), [0.0, -2000.0])
