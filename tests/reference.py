@@ -9,7 +9,6 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 STRIDES = {"conv1": 4, "conv2": 2, "conv3": 1}
-LAYERS = (*STRIDES, "dense", "policy", "value")
 
 
 def _patches(x, size, stride):

@@ -7,14 +7,6 @@ import pytest
 from jaxrl_atari.frames import BLOCKED, PLAIN, as_frames, as_images, gather_stacks
 
 
-def test_blocks():
-    images = np.random.default_rng(5).integers(0, 256, (3, 84, 84), dtype=np.uint8)
-    blocks = as_frames(jnp.asarray(images), BLOCKED)
-    assert (blocks.shape, blocks.dtype) == ((3, 21, 21, 16), jnp.uint8)
-    for y, x in ((0, 0), (50, 33), (83, 83)):  # block row and column, then the pixel's place in the block
-        np.testing.assert_array_equal(blocks[:, y // 4, x // 4, 4 * (y % 4) + x % 4], images[:, y, x])
-
-
 @pytest.mark.parametrize("shape", [PLAIN, BLOCKED], ids=["plain", "blocked"])
 def test_gather_stacks_equals_naive_loop(shape):
     steps, envs = 7, 3

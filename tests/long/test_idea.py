@@ -20,10 +20,9 @@ def idea(folder):
     return folder / "data" / "z_loss"
 
 
-def test_an_idea_is_trained_beside_the_baseline(folder, idea):
+def test_the_baseline_and_a_try_of_a_minute(folder):
     train(folder, BASELINE, "--sessions=1")
     train(folder, TRY)
-    assert all(float(row["z_loss"]) > 0 for session in (0, 1) for row in rows(idea, session)[1:])
     assert "z_loss" not in rows(folder / "data" / "baseline")[0]
 
 
