@@ -53,6 +53,12 @@ def functions_of(network, num_actions):
     return Network(network(num_actions))
 
 
+def perturbed(params, scale=0.02):
+    """Parameters with non-zero biases and a policy head of ordinary size, so that an error anywhere shows."""
+    rng = np.random.default_rng(2)
+    return jax.tree.map(lambda x: x + scale * rng.standard_normal(x.shape, np.float32), params)
+
+
 def nature_in_float64(params, observation):
     """The network of `reference.forward` in JAX. Matrix products: XLA's float64 convolutions take minutes on a
     CPU."""

@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_atari.algorithms.dialects import DIALECTS, dialect_text
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig, flat
+from jaxrl_atari.config import Config, NetworkConfig, PPOConfig, flat
 
 FOLDER = Path(__file__).parents[2] / "configs" / "dialects"
 
@@ -58,7 +58,6 @@ def test_the_settings_of_the_dialects():
         ({}, "published spec"),
         ({"ppo": PPOConfig(gae_lambda=0.5)}, "published spec"),
         ({"ppo": PPOConfig(unbiased_std=True)}, "published spec, unbiased_std=true"),
-        ({"ppo": DIALECTS["sb3"].ppo, "env": EnvConfig(num_envs=8)}, "sb3"),
         ({"ppo": replace(DIALECTS["sb3"].ppo, gamma=0.9)}, "sb3, gamma=0.9, num_envs=16"),
         (
             {"algorithm": "rnd", "network": NetworkConfig(name="impala")},

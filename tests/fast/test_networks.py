@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from small_networks import perturbed
 from small_training import first_arrays
 from threadpoolctl import threadpool_limits
 
@@ -37,12 +38,6 @@ every = pytest.mark.parametrize("name", NETWORKS.names())
 @cache
 def first_params(name):
     return jax.jit(make_network(NetworkConfig(name=name), ACTIONS).init)(jax.random.key(1))
-
-
-def perturbed(params):
-    """Parameters with non-zero biases and a policy head of ordinary size, so that an error anywhere shows."""
-    rng = np.random.default_rng(2)
-    return jax.tree.map(lambda x: x + 0.02 * rng.standard_normal(x.shape, np.float32), params)
 
 
 def random_stacks(n):

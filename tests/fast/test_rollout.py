@@ -1,7 +1,6 @@
 """Acting against naive frame stacks of what the pool gave, on the real emulator too, and the windows of the
 scores."""
 
-import json
 import time
 from collections import deque
 
@@ -161,10 +160,6 @@ def test_return_ma_is_the_mean_of_return_mean_over_the_last_tenth_of_the_budget(
         env_steps.append(10_000 * update)
         means.append(np.mean([game.episode_return for game in games[-100:]]))
         statistics.count(ended, env_steps[-1])
-        if update == 60:  # through a checkpoint
-            saved = json.dumps(statistics.state())
-            statistics = EpisodeStatistics(return_ma_window(budget))
-            statistics.load(json.loads(saved))
         start = max(env_steps[0], env_steps[-1] - window)
         between = np.linspace(start, env_steps[-1], 20_001)  # the mean is linear from one update to the next
         row = statistics.to_row()

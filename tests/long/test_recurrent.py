@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fake_pools import FakePool, NoisePool, games_while_learning, group_of
-from small_networks import FeedForward, Recurrent, make
+from small_networks import FeedForward, Recurrent, make, perturbed
 
 from jaxrl_atari.algorithm import Mean
 from jaxrl_atari.config import PPOConfig
@@ -16,17 +16,12 @@ from jaxrl_atari.rollout import collect
 from jaxrl_atari.update import apply_to_rollout, draw_minibatches, observe
 
 
-def perturbed(params):
-    rng = np.random.default_rng(2)
-    return jax.tree.map(lambda x: x + 0.2 * rng.standard_normal(x.shape, np.float32), params)
-
-
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_policy_that_learns_says_what_the_one_that_acted_said(groups):
     """Over three rollouts with ends of games, for every minibatch: log_prob, value and bootstrap value."""
     length, num_envs = 16, 8
     params, network = make(Recurrent, NoisePool.num_actions)
-    params = perturbed(params)
+    params = perturbed(params, 0.2)
     size = num_envs // groups
     made = [group_of(NoisePool(size, seed=i), network, first_env=i * size) for i in range(groups)]
     config = PPOConfig(rollout_length=length, minibatch_size=2 * length, epochs=1)

@@ -78,16 +78,14 @@ def tape(rollout, auto_reset_steps):
     columns = []
     for b, end in enumerate(ENDS):
         steps = np.arange(STEPS) if auto_reset_steps else np.delete(np.arange(STEPS), end + 1)
-        after = np.append(steps[1:], STEPS)
         columns.append(
             (
                 seen[[*steps, STEPS], b], rollout["reward"][steps, b], ends[steps, b],
                 rollout["truncated"][steps, b],
-                seen[steps + 1, b], steps * NUM_ENVS + b, after,
+                seen[steps + 1, b], steps * NUM_ENVS + b,
             )
         )  # fmt: skip
-    *arrays, _ = zip(*columns, strict=True)
-    return Tape(*(np.stack(array, axis=1) for array in arrays))
+    return Tape(*(np.stack(arrays, axis=1) for arrays in zip(*columns, strict=True)))
 
 
 def parameters(seed=0):
