@@ -96,7 +96,3 @@ def test_the_core_does_no_input_or_output():
             assert not {room(name) for name in own_imports(path)} & OUTER, path
             names = {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
             assert not names & {"print", "open", "input"}, path
-
-
-def test_what_the_package_exports_exists():
-    assert all(hasattr(jaxrl_atari, name) for name in jaxrl_atari.__all__)

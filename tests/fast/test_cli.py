@@ -10,7 +10,7 @@ from user_commands import ROOT, one_error_line, run_here
 
 from jaxrl_atari import cli, plots, train
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig
+from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
@@ -157,15 +157,11 @@ def test_every_shipped_config_runs():
         assert path.stem.endswith(load_config(path).name)
 
 
-def test_reinforce_and_the_quickstart_are_what_their_pages_say():
-    reinforce, quickstart = (
-        load_config(ROOT / "configs" / f"{name}.py") for name in ("reinforce_qbert", "quickstart")
-    )
+def test_reinforce_is_what_its_page_says():
+    reinforce = load_config(ROOT / "configs" / "reinforce_qbert.py")
     ppo = reinforce.ppo
     assert (ppo.epochs, reinforce.num_minibatches, ppo.gae_lambda, ppo.entropy_coef) == (1, 1, 1.0, 0.0)
     assert (ppo.normalize_advantages, ppo.clip_value_loss) == (False, False)
-    assert (quickstart.env, quickstart.total_env_steps) == (EnvConfig(game="CrazyClimber"), 500_000)
-    assert quickstart.ppo == PPOConfig()
 
 
 UNUSABLE = {

@@ -74,23 +74,6 @@ def test_the_named_protocols():
     assert machado == Rules(0.25, True, False, 0, False, 18_000, True)
 
 
-@pytest.mark.parametrize(
-    ("env", "text"),
-    [
-        (EnvConfig(game="QbertNoFrameskip-v4", clip_rewards=True), "classic"),  # the protocol's own value
-        (EnvConfig(sticky_actions=0.0), "v5, sticky_actions=0.0"),
-        (
-            EnvConfig(protocol="machado", full_action_space=False, max_frames=108_000),  # Dopamine's
-            "machado, full_action_space=false, max_frames=108000",
-        ),
-    ],
-)
-def test_what_differs_from_a_protocol_is_named(env, text):
-    assert env.resolved_protocol == text
-    overridden = {name: value for name in Rules._fields if (value := getattr(env, name)) is not None}
-    assert env.rules._asdict().items() >= overridden.items()
-
-
 def ppo(**options):
     return lambda: Config(ppo=PPOConfig(**options))
 

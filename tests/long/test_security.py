@@ -102,14 +102,11 @@ def test_sweep_json(content, tmp_path):
     one_line_or_result(read_plan, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("field", "words"), [("network.name", "name of a directory"), ("output_dir", "may differ between settings")]
-)
-def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path, field, words):
+def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path):
     (tmp_path / "sweep.json").write_text(
-        json.dumps({"games": ["Pong"], "vary": {field: [ELSEWHERE]}} | describe(CONFIG))
+        json.dumps({"games": ["Pong"], "vary": {"network.name": [ELSEWHERE]}} | describe(CONFIG))
     )
-    with pytest.raises(UserError, match=rf"sweep\.json: cannot be used .*{words}"):
+    with pytest.raises(UserError, match=r"sweep\.json: cannot be used .*name of a directory"):
         read_plan(tmp_path)
 
 

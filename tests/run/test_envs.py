@@ -164,8 +164,6 @@ def test_seeds_threads_parts_and_send_recv(backend):
 def test_env_seeds_are_different_and_do_not_depend_on_the_number_of_envs():
     seeds = env_seeds(0, 4096)
     assert len(set(seeds)) == 4096
-    assert min(seeds) >= 0
-    assert max(seeds) < 2**31
     assert env_seeds(0, 16) == seeds[:16]
     assert not set(seeds[:16]) & set(env_seeds(1, 16))
 

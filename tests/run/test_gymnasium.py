@@ -41,15 +41,6 @@ def test_a_game_starts_with_fire_and_no_ops():
     assert len({pool.reset().frame.tobytes() for pool in pools}) > 1
 
 
-def test_a_mode_is_another_game():
-    actions = random_actions(pool_of(), 60)[:, :1]
-    usual, mode = (
-        play(pool_of(1, "ALE/Breakout-v5", rules=WITHOUT_CHANCE, options=options), actions)
-        for options in ({}, {"mode": 12, "difficulty": 1})
-    )
-    assert (usual.frame != mode.frame).any()
-
-
 def test_the_step_after_the_end_starts_an_episode_and_ignores_its_action():
     pool = pool_of(1, options={"length": 3})
     counter = EpisodeCounter(1)
