@@ -81,13 +81,6 @@ def test_a_refusal_is_one_line_that_names_the_value_and_nothing_is_written(tmp_p
         assert [path.name for path in tmp_path.iterdir()] == ["configs"], line
 
 
-def test_an_option_that_does_not_exist_ends_with_status_2(capsys):
-    with pytest.raises(SystemExit) as end:
-        run_here("train", ["--ppo.learnin-rate", "1e-4"])
-    assert end.value.code == 2
-    assert "--ppo.learning-rate" in capsys.readouterr().err
-
-
 def test_values_are_read_as_people_write_them():
     line = "--total-env-steps 1e6 --ppo.learning-rate 1e-4 --ppo.target-kl None --env.noop-max 1_0 --log.no-graphs"
     config = train.parse_options(line.split()).config

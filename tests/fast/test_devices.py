@@ -256,6 +256,7 @@ def test_the_report_of_a_machine_that_works(gpus, capsys):
         ({"SIMULATED_ABSENT": "2"}, "JAX has started without GPU 2", "cpu:1", 1),
         ({"CUDA_VISIBLE_DEVICES": "0,0"}, "CUDA_VISIBLE_DEVICES = '0,0': expected each GPU", "an error", 2),
         ({"CUDA_DEVICE_ORDER": "FASTEST_FIRST"}, "CUDA_DEVICE_ORDER = 'FASTEST_FIRST': exp", "an error", 2),
+        ({"SIMULATED_DENIED": "0,1,2,3"}, "GPU 0: 4", "cpu:0", 1),
         ({"SIMULATED_NVML_ERROR": "18"}, "NVML failed: 18", "cpu:0", 1),
         ({"SIMULATED_NO_PLUGIN": "1"}, "JAX's CUDA plugin is not installed; pip install", "cpu:0", 1),
     ],

@@ -5,13 +5,10 @@ import contextlib
 import importlib.util
 import io
 import re
-import runpy
 
 import pytest
-from page_commands import CASES, FENCE, LINK, PAGES, ROOT, text
+from page_commands import CASES, FENCE, LINK, PAGES, text
 from user_commands import run_here, skip_without_extra
-
-from jaxrl_atari.config import Config, flat
 
 
 def test_every_link_leads_to_a_file():
@@ -53,11 +50,3 @@ def test_every_option_of_a_command_on_a_page_is_one_of_its_help(name, monkeypatc
     exist = set(re.findall(r"--[a-z][\w.-]*", shown.getvalue()))
     unknown = {page: options(case.words) - exist for page, case in CASES.items() if command(case) == name}
     assert not {page: names for page, names in unknown.items() if names}
-
-
-def test_the_page_of_options_has_a_row_with_a_meaning_for_each_field():
-    """The hook runs under MkDocs, which this environment need not have."""
-    hook = runpy.run_path(str(ROOT / "docs" / "hooks" / "options.py"))
-    page = hook["on_page_markdown"](text(ROOT / "docs" / "api" / "config.md"))
-    rows = dict(re.findall(r"^\| `--([\w.-]+)` \|[^|]*\| (.*) \|$", page, re.M))
-    assert rows.keys() == {name.replace("_", "-") for name in flat(Config().to_dict())}

@@ -29,14 +29,13 @@ def test_every_game_of_the_emulator_has_a_row_unless_it_needs_two_players():
 
 
 def test_rows_hold_the_published_numbers():
-    qbert, pong, kaboom = GAMES["Qbert"], GAMES["Pong"], GAMES["Kaboom"]
+    qbert, kaboom = GAMES["Qbert"], GAMES["Kaboom"]
     assert qbert.references == (
         ("SLM Lab's PPO (v5, 10M env steps, λ 0.95)", 15460.48, None),
         ("SLM Lab's tutorial (v5, 10M env steps, λ 0.95)", 15094, None),
     )
     scores = [each and each.score for each in (qbert.random, qbert.human, qbert.dqn_random)]
     assert scores == [164.0, 13455.0, 163.9]
-    assert (pong.gae_lambda, pong.references[0].score, pong.random.score) == (0.85, 16.69, -20.25)
     assert (kaboom.references, kaboom.random, kaboom.human) == ((), None, None)
 
 
@@ -78,9 +77,7 @@ def test_the_error_for_another_name_says_what_to_write():
     qbert = "ALE/Qbert-v5 .* QbertNoFrameskip-v4"
     for name, hint in {
         "Qbert-v4": qbert,
-        "QbertDeterministic-v4": qbert,
         "QbertNoFrameskip-v0": qbert,
-        "ALE/Qbert-ram-v5": qbert,
         "ALE/Qbert": qbert,
         "Breakuot-v4": "ALE/Breakout-v5 .* BreakoutNoFrameskip-v4",
         "Combat-v4": "one of ALE's 104 games for one player",

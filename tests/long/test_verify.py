@@ -39,8 +39,7 @@ def test_a_session_that_was_stopped_twice(run_dir, capsys):
     verified = json.loads((run_dir / "session_0" / "verified.json").read_text())
     rows, games = verified["rows"], verified["games"]
     assert code == 0
-    assert rows > 10
-    assert games > 10
+    assert min(rows, games) > 10
     assert line == f"session_0  verified: {rows} of {rows} rows and {games} games are equal"
     assert verify_status(capsys, run_dir, "--session", "1")[0] == 2
 

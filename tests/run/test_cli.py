@@ -1,7 +1,6 @@
 """Commands as processes: their exit status, whatever becomes of their output."""
 
 import os
-import re
 import subprocess
 import sys
 
@@ -39,13 +38,3 @@ def test_the_exit_status_does_not_depend_on_the_output(body, redirect, status, p
     )
     ended = shell(f'"$0" -c "$1" {redirect}', code, PYTHONIOENCODING="ascii")
     assert (ended.returncode, ended.stdout, ended.stderr) == (status, printed, "")
-
-
-def test_search_without_its_extra_is_one_line():
-    code = (
-        "import runpy, sys; sys.modules['optuna'] = None; "
-        "runpy.run_module('jaxrl_atari.search', run_name='__main__')"
-    )
-    ended = shell('"$0" -c "$1"', code)
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert re.fullmatch(r"error: .*pip install 'jaxrl_atari\[search\]'\n", ended.stderr)

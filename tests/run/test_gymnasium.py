@@ -112,14 +112,6 @@ def test_screens():
     assert pool.steps_per_second == 7
 
 
-def test_what_renders_nothing_shows_what_the_policy_sees():
-    gymnasium.register("JaxrlTest/Function-v0", lambda length: Clock(length))  # takes no render_mode
-    pool = pool_of(1, "JaxrlTest/Function-v0", options={"length": 5}, screens=True)
-    frame = pool.reset().frame
-    assert pool.screen().shape == (84, 84, 3)
-    assert (pool.screen() == frame[0, 0, 0]).all()
-
-
 # --- What does not fit -------------------------------------------------------------------------------------------
 
 
@@ -133,6 +125,7 @@ def test_what_renders_nothing_shows_what_the_policy_sees():
         (CLOCK, {"options": {"size": 3}}, "size"),
         (CLOCK, {"options": {"render_mode": "human"}}, "render_mode"),
         (CLOCK, {"options": {"high": 1}}, "image observations"),
+        (CLOCK, {"image_key": "screen"}, "env.image_key = 'screen'"),
         (CLOCK, {"options": {"key": "a"}}, r"env.image_key = None: .*a \[84, 84\]"),
         (CLOCK, {"options": {"key": "a", "shape": [3]}, "image_key": "a"}, "env.image_key = 'a'"),
     ],
