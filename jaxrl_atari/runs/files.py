@@ -60,7 +60,10 @@ def read_json(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
         ValueError: it holds something else, or is damaged.
     """
-    values = json.loads(path.read_bytes())
+    try:
+        values = json.loads(path.read_bytes())
+    except RecursionError as error:  # a hostile file
+        raise ValueError("nested too deeply") from error
     if not isinstance(values, dict):
         raise ValueError(f"expected a JSON object, found {type(values).__name__}")
     return values

@@ -115,32 +115,6 @@ def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path):
     [
         ("suite.json", {"games": ["Pong", "Qbert", ELSEWHERE], "config": CONFIG.to_dict()}),
         ("search.json", {"config": CONFIG.to_dict(), "search": {"space": {"ppo.epochs": [2, 4]}}}),
-        (
-            "evaluation.json",
-            {
-                "checkpoint": "latest",
-                "sessions": ["session_0"],
-                "env_steps": [8],
-                "returns": [[1.0]],
-                "mean": 1.0,
-                "episodes": 1,
-                "session_means": [1.0],
-            },
-        ),
-        (
-            "session_0/evaluation_8.json",
-            {
-                "checkpoint": "best",
-                "env_steps": 8,
-                "mean": 1.0,
-                "std": 0.5,
-                "episodes": 2,
-                "greedy": False,
-                "seed": 0,
-                "returns": [1.0],
-                "compute_dtype": "float32",
-            },
-        ),
     ],
 )
 @fuzz
