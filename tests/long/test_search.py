@@ -188,7 +188,8 @@ def test_a_suite_and_a_search_on_a_cluster_of_two_nodes(tmp_path):
         wait_for_progress(process, suite_dir)
         process.kill()
         process.communicate()
-        time.sleep(5)  # until the workers of Ray have ended
+        left = [each for each in psutil.process_iter(["cmdline"]) if str(suite_dir) in str(each.info["cmdline"])]
+        assert not still_running(left, seconds=60)  # the sessions in the workers of Ray
         process = start(*line, address)
         wait_for_progress(process, suite_dir)
         stopped = stop(process, suite_dir, "suite")
