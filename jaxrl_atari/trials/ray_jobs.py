@@ -137,8 +137,12 @@ def run_in_worker(
         The exit status of the job and its last line `error: ...`, for `failure_of`.
     """
     is_new = not job.folder.exists()
-    job.folder.mkdir(parents=True, exist_ok=True)
-    with (job.folder / OUTPUT_FILE).open("a") as output:
+    try:
+        job.folder.mkdir(parents=True, exist_ok=True)
+        output_file = (job.folder / OUTPUT_FILE).open("a")
+    except OSError as error:
+        return UserError.exit_status, f"{ERROR}{job.folder}: cannot be used as a folder ({error.strerror})"
+    with output_file as output:
         process = start_job(
             job.words,
             job.name,

@@ -198,7 +198,7 @@ def test_a_suite_and_a_search_on_a_cluster_of_two_nodes(tmp_path):
         process = start(*line, address)
         output, _ = process.communicate(timeout=400)
         assert process.returncode == 1, output
-        assert re.search(r"1 of [234] sessions failed \(game Qbert  session 1: ", output), output
+        assert re.search(r"1 of [234] sessions failed \(game Qbert +session 1: ", output), output
         statuses = {row["game"]: row["status"] for row in read_csv(suite_dir / "results.csv")}
         assert statuses["Pong"] == "complete"
         for path, env_steps in stopped.items():
