@@ -18,7 +18,7 @@ before they are aggregated.
   N_m - 1, summed over the suites. The median and the IQM are no sums of such parts, and the game's mean stands in.
 
 Where such an interval would not hold, there is none, and the estimate says why. benchmarks/coverage.py measures
-how often the intervals cover the true value; docs/paper.md has the table.
+how often the intervals cover the true value; docs/compare.md has the table.
 
 Two trials of one game are compared by Welch's t test (`difference`).
 """
@@ -46,7 +46,7 @@ ROUNDING = 1e-12  # a relative spread below this is the effect of rounding
 
 INTERVALS_NOTE = (
     f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
-    "(docs/paper.md says how often they cover the true value); (-) where there is none."
+    "(docs/compare.md says how often they cover the true value); (-) where there is none."
 )
 """Explanation below tables of aggregates."""
 
