@@ -62,4 +62,4 @@ def test_a_look_at_one_update(folder, monkeypatch, capsys):
     exec(block("import my_idea"), names)
     assert "z_loss" in capsys.readouterr().out
     assert all(np.isfinite(float(x)) for x in names["metrics"].values())
-    assert names["state"].optimizer_steps == 4 * 16 * 128 // 256
+    assert names["state"].optimizer_steps == 4 * 4 * 16 // 32
