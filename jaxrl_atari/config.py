@@ -224,7 +224,9 @@ class PPOConfig:
     clip_epsilon: Annotated[float, Limits(1e-6, 10.0), TRACED] = 0.1
     """Clip range of the probability ratio and of the value."""
     entropy_coef: Annotated[float, Limits(0.0, 10.0), TRACED] = 0.01
-    """Weight of the entropy bonus."""
+    """Weight of the entropy bonus; with entropy_coef_end, that of the first update."""
+    entropy_coef_end: Annotated[float | None, Limits(0.0, 10.0), TRACED] = None
+    """Weight of the entropy bonus at total_env_steps: it changes linearly, once per update. None: entropy_coef."""
     value_coef: Annotated[float, Limits(0.0, 100.0), TRACED] = 0.5
     """Weight of the value loss."""
     max_grad_norm: Annotated[float, Limits(1e-6, 1e6)] = 0.5
@@ -337,6 +339,11 @@ class LogConfig:
     """Env steps between two log points. None: a hundredth of the budget, at most 10,000."""
     checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
     """Env steps between two checkpoints (the end of training writes one more)."""
+    stop_at_return: Annotated[float | None, Limits()] = None
+    """Mean return of the last 100 games, once as many have finished, at which a session ends as if its budget were
+    spent. None: it goes on."""
+    stop_after_hours: Annotated[float | None, Limits(0.0, 1e6)] = None
+    """Hours of training (`wall_seconds`) after which a session ends in the same way. None: it goes on."""
     graphs: bool = True
     """Draw graphs and write report.html at the end. `plots` and `report` do so at any time."""
     tensorboard: bool = True
@@ -382,6 +389,13 @@ class Config:
     algorithm: str = "ppo"
     """What is learned from a rollout: `ppo`, `rnd` (with an intrinsic reward), `vtrace` (another estimator of
     advantages), or an algorithm that your own code has registered (docs/idea.md)."""
+    init_from: str | None = None
+    """Parameters that new sessions start from, as far as their names and shapes fit: the directory of a run or a
+    session, or an .npz file (docs/train.md). None: random ones."""
+    init_checkpoint: Annotated[int | Literal["best", "latest"], Limits(0, 10**12)] = "best"
+    """Checkpoint of the run that init_from names: `best`, `latest` or its env steps."""
+    init_digest: str | None = None
+    """Digest of the parameters of init_from; a session refuses others. None: the run fills it in."""
     overlap: Literal["none", "update"] = "none"
     """`none`: strictly on-policy; `update`: acting continues during the update, with parameters one update old."""
     env: EnvConfig = field(default_factory=EnvConfig)

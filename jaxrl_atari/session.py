@@ -1,10 +1,11 @@
 """Session: one training run with one seed. Its loop is `iterations`: collect, update, log, checkpoint."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -23,8 +24,9 @@ from jaxrl_atari.config import Config, EnvConfig, PPOConfig
 from jaxrl_atari.devices import Placement, place
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.record import GamesInProgress
-from jaxrl_atari.errors import Stopped, reason
+from jaxrl_atari.errors import Stopped, UserError, reason
 from jaxrl_atari.evaluate.during_training import Evaluator
+from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.hardware.distributed import gather_items, is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
@@ -36,6 +38,7 @@ from jaxrl_atari.networks import Network, make_network, speed_hints
 from jaxrl_atari.output import say_traceback
 from jaxrl_atari.rollout import Environments, collect, make_groups
 from jaxrl_atari.runs.actions import write_segment
+from jaxrl_atari.runs.arrays import array_shapes, digest_of, name_of
 from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
 from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
@@ -374,7 +377,8 @@ def open_session(
         for hint in speed_hints(network):
             say(hint)
         if arrays is None:
-            arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home)
+            initial = initial_parameters(config, network, say) if config.init_from else {}
+            arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home, initial=initial)
         learner = Learner(
             placement,
             network,
@@ -457,8 +461,39 @@ class SessionArrays(NamedTuple):
     evaluated_params: Any = None  # those of the evaluation that ran at the checkpoint; None if none did
 
 
+def initial_parameters(config: Config, network: Network, say: Callable[[str], object]) -> dict[str, np.ndarray]:
+    """The parameters of `init_from` that a network can start from: path -> array.
+
+    Args:
+        say: receives a line for the user that names the parameters that stay random.
+
+    Raises:
+        UserError: the source cannot be read, holds other parameters than when the run began, or none that fits.
+    """
+    assert config.init_from is not None
+    found = load_parameters(config.init_from, config.init_checkpoint)
+    if config.init_digest not in (None, digest_of(found)):
+        raise UserError(f"{config.init_from}: holds other parameters than when the run began; restore them")
+    own = array_shapes(jax.eval_shape(lambda: network.init(new_key(0))))
+    shapes = array_shapes(found)
+    taken = {path: found[path] for path in own if own[path] == shapes.get(path)}
+    if not taken:
+        raise UserError(
+            f"{config.init_from}: none of its parameters fits {config.network.name}: {own} -> {shapes}"
+        )
+    new = ", ".join(f"{path} {own[path]}" for path in own if path not in taken) or "none"
+    say(f"starts from {config.init_from}: {len(taken)} of {len(own)} arrays; random: {new}")
+    return taken
+
+
 def first_arrays(
-    network: Network, algorithm: Algorithm, options: PPOConfig, *, seed: int, device: jax.Device
+    network: Network,
+    algorithm: Algorithm,
+    options: PPOConfig,
+    *,
+    seed: int,
+    device: jax.Device,
+    initial: Mapping[str, np.ndarray] = MappingProxyType({}),
 ) -> SessionArrays:
     """The arrays of a session before its first update.
 
@@ -470,9 +505,10 @@ def first_arrays(
         options: as `resolved_options` returns them.
         seed: seed of the session.
         device: where the arrays are put.
+        initial: parameters that replace random ones, by their paths.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
-        arrays = _first_arrays(network, algorithm, options, new_key(seed))
+        arrays = _first_arrays(network, algorithm, options, new_key(seed), dict(initial))
         jax.block_until_ready(arrays)  # before the limit ends
     return SessionArrays(**jax.device_put(arrays, device))
 
@@ -503,14 +539,17 @@ def abstract_arrays(
 ) -> dict[str, Any]:
     """Shapes, types and placement of the item `arrays` of a checkpoint: `train_state` and `key`."""
     key = jax.eval_shape(lambda: new_key(0))
-    shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key)
+    shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key, {})
     sharding = jax.sharding.SingleDeviceSharding(device)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _first_arrays(network: Network, algorithm: Algorithm, options: PPOConfig, key: jax.Array) -> dict[str, Any]:
+def _first_arrays(
+    network: Network, algorithm: Algorithm, options: PPOConfig, key: jax.Array, initial: dict[str, jax.Array]
+) -> dict[str, Any]:
     params = network.init(jax.random.fold_in(key, NETWORK_STREAM))
+    params = jax.tree_util.tree_map_with_path(lambda path, x: initial.get(name_of(path), x), params)
     train_state = init_train_state(params, options, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
     return {"train_state": train_state, "key": key}
 

@@ -336,9 +336,9 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, op
 # option that it changes must be marked `TRACED` there; otherwise each of its values compiles an update.
 
 
-def annealed(value: float, config: Config, env_steps: int) -> float:
-    """A value that falls linearly in env steps, to 0 at total_env_steps."""
-    return value * max(0.0, 1.0 - env_steps / config.total_env_steps)
+def annealed(start: float, config: Config, env_steps: int, end: float = 0.0) -> float:
+    """A value that changes linearly in env steps, from `start` to `end` at total_env_steps."""
+    return end + (start - end) * max(0.0, 1.0 - env_steps / config.total_env_steps)
 
 
 def learning_rate(config: Config, env_steps: int) -> float:
@@ -353,6 +353,12 @@ def clip_epsilon(config: Config, env_steps: int) -> float:
     return annealed(epsilon, config, env_steps) if config.ppo.anneal_clip_epsilon else epsilon
 
 
+def entropy_coef(config: Config, env_steps: int) -> float:
+    """The weight of the entropy bonus in the update whose rollout begins at `env_steps`."""
+    start, end = config.ppo.entropy_coef, config.ppo.entropy_coef_end
+    return start if end is None else annealed(start, config, env_steps, end)
+
+
 def current_options(config: Config, env_steps: int) -> PPOConfig:
     """The options (`resolved_options`) of the update whose rollout begins at `env_steps`.
 
@@ -363,6 +369,8 @@ def current_options(config: Config, env_steps: int) -> PPOConfig:
         resolved_options(config),
         learning_rate=learning_rate(config, env_steps),
         clip_epsilon=clip_epsilon(config, env_steps),
+        entropy_coef=entropy_coef(config, env_steps),
+        entropy_coef_end=None,
     )
     return as_numbers(options)
 

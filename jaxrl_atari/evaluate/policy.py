@@ -13,10 +13,11 @@ import numpy as np
 from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent, make_network
+from jaxrl_atari.runs.arrays import by_path
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
@@ -204,6 +205,31 @@ def load_policy(
         env_steps=env_steps,
         num_actions=meta["num_actions"],
     )
+
+
+def load_parameters(
+    source: str | Path, checkpoint: Literal["best", "latest"] | int = "best"
+) -> dict[str, np.ndarray]:
+    """The parameters of a trained network: path, such as `value/bias` -> array.
+
+    Args:
+        source: directory of a run or of a session, or an .npz file that has such arrays.
+        checkpoint: as in `load_policy`, for a directory.
+
+    Raises:
+        UserError: as `load_policy`; or the file cannot be read.
+    """
+    path = Path(source).expanduser()
+    if path.suffix != ".npz":
+        params = load_policy(path, checkpoint, device=jax.local_devices(backend="cpu")[0]).params
+        return by_path(jax.device_get(params))
+    try:
+        with np.load(path) as file:
+            return dict(file)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot be read ({reason(error)}); expected a file that np.savez wrote"
+        ) from error
 
 
 def _best_session(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Arrays of a checkpoint: moving them between devices, NumPy and orbax's files, and their shapes and digests."""
 
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +48,13 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
     saved: Any = directory.absolute()
     # The saved structure, and not the structure of `tree`: empty parts of a state may come and go.
     skeleton = jax.tree.map(lambda _: ocp.PLACEHOLDER, handler.metadata(saved).tree)
-    names = list(_by_path(skeleton))
+    names = list(by_path(skeleton))
     values: dict[str, np.ndarray] = {}
-    for name in _by_path(tree):
+    for name in by_path(tree):
         if name.startswith(part):
             wanted = [0 if each == name else ocp.PLACEHOLDER for each in names]
             item = jax.tree.structure(skeleton).unflatten(wanted)
-            values[name] = _by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(item)))[name]
+            values[name] = by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(item)))[name]
     return values
 
 
@@ -77,21 +78,27 @@ def name_of(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def _by_path(arrays: Any) -> dict[str, Any]:
+def by_path(arrays: Any) -> dict[str, Any]:
+    """The leaves of a pytree by their paths (`name_of`)."""
     return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)}
 
 
 def array_shapes(arrays: Any) -> dict[str, str]:
     """Path -> dtype and shape of each array in a pytree: `{"train_state/params/value/bias": "float32[1]"}`."""
-    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in _by_path(arrays).items()}
+    return {name: f"{leaf.dtype}{list(leaf.shape)}" for name, leaf in by_path(arrays).items()}
 
 
 def array_digests(arrays: Any) -> dict[str, str]:
     """Path -> digest of the dtype, shape and bytes of each array in a pytree of NumPy arrays."""
     shapes = array_shapes(arrays)
-    return {name: digest(shapes[name].encode() + leaf.tobytes()) for name, leaf in _by_path(arrays).items()}
+    return {name: digest(shapes[name].encode() + leaf.tobytes()) for name, leaf in by_path(arrays).items()}
 
 
 def digest(content: bytes) -> str:
     """BLAKE2b of 64 bits, in hexadecimal."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()
+
+
+def digest_of(arrays: dict[str, np.ndarray]) -> str:
+    """One digest of arrays by their paths."""
+    return digest(json.dumps(array_digests(arrays), sort_keys=True).encode())

@@ -3,14 +3,17 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jaxrl_atari.cli.signals import StopRequest
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.errors import Stopped, UserError
+from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.output import say
+from jaxrl_atari.runs.arrays import digest_of
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
@@ -65,6 +68,9 @@ def begin_run(config: Config, run_dir: Path) -> dict[str, Any]:
     Returns:
         The content of config.json. A run that is resumed gets it once a session has made an update.
     """
+    if config.init_from and config.init_digest is None:
+        digest = digest_of(load_parameters(config.init_from, config.init_checkpoint))
+        config = replace(config, init_digest=digest)
     has_trained = any(map(session_files, session_dirs(run_dir)))
     description = describe(config, run_dir if has_trained else None)
     if not is_run(run_dir):
@@ -118,7 +124,7 @@ def train_session(
     """
     name = name or f"session {session}"
     directory = session_path(run_dir, session)
-    rule = StopRule(stop, config.total_env_steps, directory)
+    rule = StopRule(stop, config, directory)
     request = StopRequest(name)
     if config.devices.distributed:  # its processes end together, perhaps before their first update
         request = StopRequest(name, quick=False, answer=STOPPING)
@@ -177,36 +183,47 @@ class SessionWriter(Writer):
         self._writer.message(text)
 
 
+def reached_limit(log: LogConfig, row: Row) -> str:
+    """The limit of `log` that a session has reached at a log point, in words; empty if it has reached none."""
+    if log.stop_at_return is not None and row["episodes"] >= 100 and row["return_mean"] >= log.stop_at_return:
+        return f"return_mean {row['return_mean']:,.2f} has reached log.stop_at_return = {log.stop_at_return:,g}"
+    hours = row["wall_seconds"] / 3600
+    if log.stop_after_hours is not None and hours >= log.stop_after_hours:
+        return f"{hours:,.2f} hours of training have reached log.stop_after_hours = {log.stop_after_hours:g}"
+    return ""
+
+
 class StopRule(Writer):
-    """Calls the caller's `stop` with each log point. Once its result is true, the session is to end early.
+    """Decides at each log point, by the limits of `config.log` and the caller's `stop`, whether to end early.
 
     In the row that `stop` gets, a column without a value is NaN, so that comparisons with it are false.
 
     Args:
-        stop: the caller's function; None: no rule.
-        total_env_steps: the budget of the session.
+        stop: the caller's function, if there is one.
         session_dir: directory of the session. If its stopped.json says that the session has met the rule, but was
             interrupted in its last evaluation, the session is to end at once.
     """
 
-    def __init__(self, stop: StopFunction | None, total_env_steps: int, session_dir: Path):
+    def __init__(self, stop: StopFunction | None, config: Config, session_dir: Path):
         self._stop = stop
+        self._log = config.log
         self._file = session_dir / STOPPED_FILE
-        self._total_env_steps = total_env_steps
+        self._total_env_steps = config.total_env_steps
         before = read_early_end(session_dir)
-        self._is_saved = before is not None and before.holds_under(total_env_steps)
+        self._is_saved = before is not None and before.holds_under(config.total_env_steps)
         self._end = before if self._is_saved else None  # None until the session is to end
 
     @property
     def is_active(self) -> bool:
         """Whether there is a rule, or the session has met one before it was resumed."""
-        return self._stop is not None or self._end is not None
+        has_limit = self._log.stop_at_return is not None or self._log.stop_after_hours is not None
+        return self._stop is not None or has_limit or self._end is not None
 
     def write(self, row: Row) -> None:
-        if self._stop is None or self._end is not None:
+        if self._end is not None:
             return
-        values = {name: value for name, value in row.items() if value is not None}
-        answer = self._stop(dict.fromkeys(COLUMNS, math.nan) | values)
+        values = dict.fromkeys(COLUMNS, math.nan) | {k: value for k, value in row.items() if value is not None}
+        answer = reached_limit(self._log, values) or (self._stop is not None and self._stop(values))
         if answer:
             reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
             self._end = EarlyEnd(int(row["env_steps"]), reason, self._total_env_steps)

@@ -66,6 +66,13 @@ def test_rate_and_clip_range_fall_linearly_where_they_are_annealed():
     assert current_options(constant, 5_000_000).learning_rate == np.float32(2.5e-4)
 
 
+def test_the_entropy_coefficient_changes_linearly_to_its_end():
+    config = Config(total_env_steps=4 * 2048, ppo=PPOConfig(entropy_coef=0.02, entropy_coef_end=0.004))
+    weights = [current_options(config, update * 2048).entropy_coef for update in range(5)]
+    np.testing.assert_allclose(weights, [0.02, 0.016, 0.012, 0.008, 0.004], rtol=1e-6)
+    assert current_options(Config(), 5_000_000).entropy_coef == np.float32(0.01)
+
+
 def test_the_named_protocols():
     v5, classic, machado = (EnvConfig(protocol=name).rules for name in ("v5", "classic", "machado"))
     assert v5 == Rules(0.25, False, True, 30, True, 108_000, True)

@@ -2,16 +2,21 @@
 
 import dataclasses
 import json
+import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from small_training import TINY, Lines, change, read_table
 
 from jaxrl_atari import ConfigError, UserError, run_training
+from jaxrl_atari.config import LogConfig
 from jaxrl_atari.errors import SessionsFailed
+from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.trials.sessions import reached_limit
 
 TWO = change(TINY, sessions=2, total_env_steps=128)
 
@@ -84,6 +89,51 @@ def test_a_failed_session_does_not_stop_the_others_and_a_resume_runs_it(tmp_path
     assert run_training(config, run_dir).summary["complete"]
     with only_writer(run_dir), pytest.raises(UserError, match="another process is training there"):
         run_training(config, run_dir)
+
+
+def test_a_trial_starts_from_a_trained_network(trained, tmp_path, capsys):
+    """Also of a game with other actions: the arrays of another shape are new, and a line names them."""
+    source = trained("plain") / "session_0"
+    start = {"init_from": str(source), "init_checkpoint": "latest"}
+    kept = change(TINY, total_env_steps=64, ppo={"learning_rate": 0.0}, **start)
+    capsys.readouterr()
+    run_training(change(kept, env={"game": "Pong"}), tmp_path / "pong")
+    expected = load_parameters(source, "latest")
+    found = load_parameters(tmp_path / "pong", "latest")
+    new = {path for path in expected if not np.array_equal(found[path], expected[path])}
+    assert new == {"policy/bias", "policy/kernel"}
+    assert "random: policy/bias float32[6], policy/kernel float32[512, 6]" in capsys.readouterr().out
+    recorded = description(tmp_path / "pong")["config"]
+    assert recorded["init_from"] == str(source)
+
+    np.savez(tmp_path / "mine.npz", **expected)
+    from_file = dataclasses.replace(
+        kept, init_from=str(tmp_path / "mine.npz"), init_digest=recorded["init_digest"]
+    )
+    run_training(from_file, tmp_path / "from_file")
+    found = load_parameters(tmp_path / "from_file", "latest")
+    assert all(np.array_equal(found[path], expected[path]) for path in expected)
+
+    np.savez(tmp_path / "mine.npz", **expected | {"value/bias": np.ones(1, np.float32)})
+    with pytest.raises(UserError, match="holds other parameters than when the run began"):
+        run_training(from_file, tmp_path / "changed")
+
+
+def test_a_limit_of_the_log_options_ends_a_session(tmp_path):
+    config = change(TINY, log={"stop_after_hours": 1e-9})
+    summary = run_training(config, tmp_path / "run").summary
+    (stopped,) = summary["stopped"].values()
+    assert (summary["complete"], stopped["env_steps"]) == (True, 64)
+    assert "log.stop_after_hours" in stopped["reason"]
+
+    def is_over(episodes, return_mean):
+        row = {"episodes": episodes, "return_mean": return_mean, "wall_seconds": 0.0}
+        return reached_limit(LogConfig(stop_at_return=18.0), row) != ""
+
+    assert not is_over(0, math.nan)
+    assert not is_over(99, 20.0), "too few games for a mean of 100"
+    assert not is_over(100, 17.9)
+    assert is_over(100, 18.0)
 
 
 def test_a_stop_rule_ends_sessions_as_if_their_budget_were_spent(tmp_path, capsys):
