@@ -148,27 +148,6 @@ def imported_files() -> list[Path]:
     return [Path(name) for name in passed_on() if Path(name).is_absolute()]
 
 
-def imported_modules() -> list[str]:
-    """The modules, other than files, that the user has named for this process and those that it starts."""
-    return [name for name in passed_on() if not Path(name).is_absolute()]
-
-
-def modules_beside(path: Path) -> list[str]:
-    """The modules and packages of this process that lie beside a file, from where it can import them.
-
-    A run keeps no copies of them. This package is left out: a run keeps its commit.
-    """
-    own = __name__.partition(".")[0]
-    found = []
-    for name, module in list(sys.modules.items()):  # a lazy module may import others
-        if "." in name or name == own:
-            continue
-        places = [*(getattr(module, "__path__", None) or [getattr(module, "__file__", None)])]
-        if any(place and Path(place) != path and Path(place).parent == path.parent for place in places):
-            found.append(name)
-    return sorted(found)
-
-
 # --- Errors ------------------------------------------------------------------------------------------------------
 
 

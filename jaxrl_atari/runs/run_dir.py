@@ -195,12 +195,6 @@ def keep_code(run_dir: Path) -> list[str]:
     return lines
 
 
-def is_only_copy(run_dir: Path, path: Path) -> bool:
-    """Whether `code/` of a run has one copy of a file of that name, and the file still has the same content."""
-    copies = [copy.read_bytes() for copy in _copies(run_dir / CODE_FOLDER, path.name)]
-    return path.is_file() and copies == [path.read_bytes()]
-
-
 def _copies(folder: Path, name: str) -> list[Path]:
     """The copies NAME.py, NAME_2.py, ... of a file in a folder."""
     copy_name = re.compile(rf"{re.escape(Path(name).stem)}(_\d+)?\.py")

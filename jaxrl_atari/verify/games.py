@@ -6,7 +6,6 @@ are a piece. Each piece can be played without the others, so many are played sid
 
 import contextlib
 import itertools
-import random
 import zlib
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import numpy as np
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs import EpisodeCounter, make_pool
 from jaxrl_atari.envs.replay import play_again
-from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.errors import VerificationFailed
 from jaxrl_atari.output import tracked
 from jaxrl_atari.runs.actions import ActionLog
 
@@ -43,39 +42,12 @@ def pieces(log: ActionLog) -> list[Piece]:
     return sorted(result, key=lambda piece: piece.start - piece.end)
 
 
-def choose_pieces(
-    all_pieces: list[Piece], log: ActionLog, *, start: int, end: int | None, sample: int | None
-) -> list[Piece]:
-    """A part of the pieces of a session's games.
-
-    Args:
-        all_pieces: those of the log.
-        start: pieces that end after about this env step.
-        end: pieces that start before about this env step; None: all later ones.
-        sample: a random choice of so many pieces; None: all that `start` and `end` leave.
-
-    Raises:
-        UserError: `start` and `end` leave none.
-    """
-    envs = log.actions.shape[1]
-    last = len(log.actions) if end is None else end // envs
-    chosen = [piece for piece in all_pieces if piece.end > start // envs and piece.start < last]
-    if not chosen:
-        given = f"--from {start}" if end is None else f"--from {start} --to {end}"
-        raise UserError(
-            f"{given}: no piece of a game lies there; the log has {len(log.actions) * envs:,} env steps"
-        )
-    if sample is not None:
-        # Without a seed, so that nobody can know beforehand which pieces will be played.
-        chosen = random.sample(chosen, min(sample, len(chosen)))
-    return chosen
-
-
 def check_games(config: Config, name: str, log: ActionLog, chosen: list[Piece]) -> int:
     """Plays pieces of a session again, `PIECES_AT_ONCE` side by side, and compares their games with the log.
 
     Args:
         name: of the session, for the progress that is shown.
+        chosen: some of the `pieces` of the log.
 
     Returns:
         The number of games that ended in the pieces.
@@ -119,10 +91,9 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
     pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=0, rules=env.rules)
     counter = EpisodeCounter(len(batch))
     try:
+        if log.actions.max() >= pool.num_actions:
+            raise VerificationFailed(f"the actions cannot be played: the game has no action {log.actions.max()}")
         actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
-        unknown = np.setdiff1d(np.concatenate(actions), np.arange(pool.num_actions))
-        if unknown.size:
-            raise VerificationFailed(f"the actions cannot be played: the game has no action {unknown[0]}")
         seeds = np.array([piece.seed for piece in batch])
         for remaining, _, step in play_again(pool, pool.reset(), seeds, actions):
             reached = [piece.end - remaining for piece in batch]

@@ -2,10 +2,10 @@
 
 import contextlib
 import itertools
+import random
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -15,64 +15,38 @@ from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.output import counted
 from jaxrl_atari.runs.actions import ActionLog, games_of_rows, read_actions
 from jaxrl_atari.runs.description import field_values, other_versions
-from jaxrl_atari.runs.layout import METRICS_FILE, latest_env_steps
+from jaxrl_atari.runs.files import try_write_json
+from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, latest_env_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, return_ma_window
 from jaxrl_atari.runs.reading import Verification, logged_env_steps
 from jaxrl_atari.runs.tables import read_table
-from jaxrl_atari.verify.games import check_games, choose_pieces, pieces
+from jaxrl_atari.verify.games import check_games, pieces
 
 
-class Recomputed(NamedTuple):
-    """The part of a session that was recomputed, and is equal."""
-
-    rows: int  # of metrics.csv
-    all_rows: int
-    pieces: int  # of games
-    all_pieces: int
-    games: int  # that ended in these pieces
-    env_steps: int  # of the log of actions
-
-    @property
-    def played_all(self) -> bool:
-        """Whether all games were played."""
-        return self.pieces == self.all_pieces
-
-    @property
-    def text(self) -> str:
-        """The result in a line."""
-        games = counted(self.games, "game")
-        if not self.played_all or not self.games:
-            games = f"{self.pieces} of {self.all_pieces} pieces of games, in which {games} ended,"
-        return f"{self.rows:,} of {self.all_rows:,} rows and {games} are equal"
-
-    def verification(self) -> Verification:
-        """The content of verified.json, with the date of today."""
-        today = time.strftime("%Y-%m-%d", time.gmtime())
-        return Verification(
-            date=today, version=__version__, rows=self.rows, games=self.games, env_steps=self.env_steps
-        )
-
-
-def verify_session(
-    config: Config, session_dir: Path, *, start: int, end: int | None, sample: int | None
-) -> Recomputed:
-    """Recomputes all rows of a session, and plays its games again.
+def verify_session(config: Config, session_dir: Path, sample: int | None) -> str:
+    """Recomputes all rows of a session, and plays its games again. Writes verified.json if it plays all of them.
 
     Args:
-        start, end, sample: which pieces of the games are played; see `choose_pieces`.
+        sample: plays only this many random pieces of the games; None: all of them.
+
+    Returns:
+        The result in words.
 
     Raises:
         VerificationFailed: as `read_actions`, `check_rows` and `check_games`; the log ends before the newest
             checkpoint.
-        UserError: as `read_actions` and `choose_pieces`; or the session differs, and other software trained it,
-            which may explain the difference (`_excused_by`).
+        UserError: as `read_actions`; or the session differs, and other software trained it, which may explain the
+            difference (`_excused_by`).
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
     saved = latest_env_steps(session_dir)
     logged = logged_env_steps(session_dir)
     log = read_actions(session_dir)
     all_pieces = pieces(log)
-    chosen = choose_pieces(all_pieces, log, start=start, end=end, sample=sample)
+    chosen = all_pieces
+    if sample is not None:
+        # Without a seed, so that nobody can know beforehand which pieces will be played.
+        chosen = random.sample(all_pieces, min(sample, len(all_pieces)))
     run_dir = session_dir.parent
     budgets = field_values(run_dir, "total_env_steps")
     expected = expected_rows(log, [return_ma_window(budget) for budget in dict.fromkeys(budgets)])
@@ -86,16 +60,20 @@ def verify_session(
         )
     with _excused_by(run_dir, "ale-py", "jaxrl_atari"):
         games = check_games(config, session_dir.name, log, chosen)
-        if len(chosen) == len(all_pieces) and games < len(log.games):
+        if chosen == all_pieces and games < len(log.games):
             raise VerificationFailed(f"the log of actions has {len(log.games)} games, the actions give {games}")
-    return Recomputed(
+    text = f"verified: {rows:,} of {all_rows:,} rows and {counted(games, 'game')}"
+    if chosen != all_pieces:
+        return f"{text} in {len(chosen)} of {len(all_pieces)} pieces are equal"
+    verification = Verification(
+        date=time.strftime("%Y-%m-%d", time.gmtime()),
+        version=__version__,
         rows=rows,
-        all_rows=all_rows,
-        pieces=len(chosen),
-        all_pieces=len(all_pieces),
         games=games,
         env_steps=env_steps,
     )
+    problem = try_write_json(session_dir / VERIFIED_FILE, verification._asdict())
+    return f"{text} are equal" + (f"; the result is not saved: {problem}" if problem else "")
 
 
 def expected_rows(log: ActionLog, windows: Iterable[int]) -> dict[int, list[dict[str, float]]]:
@@ -181,13 +159,10 @@ def _excused_by(run_dir: Path, *packages: str) -> Iterator[None]:
     try:
         yield
     except VerificationFailed as error:
-        versions = {package: other_versions(run_dir, package) for package in packages}
-        other = [
-            f"{package} was {' or '.join(others)} in training" for package, others in versions.items() if others
-        ]
-        if not other:
-            raise
-        raise UserError(
-            f"{error}; that proves nothing, because {', and '.join(other)}: verify it with the versions of the"
-            " training"
-        ) from error
+        for package in packages:
+            if others := other_versions(run_dir, package):
+                cause = f"{package} was {' or '.join(others)} in training"
+                raise UserError(
+                    f"{error}; that proves nothing, because {cause}: verify it with that version"
+                ) from error
+        raise

@@ -13,11 +13,10 @@ from pathlib import Path
 
 from jaxrl_atari.config import Config, LogConfig, changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, VerificationFailed
-from jaxrl_atari.imports import imported_files, imported_modules, modules_beside
+from jaxrl_atari.imports import passed_on
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import checkpoint_path, session_number
-from jaxrl_atari.runs.run_dir import is_only_copy
 from jaxrl_atari.session import iterations, open_session, place_session
 
 
@@ -48,7 +47,7 @@ def retrain(session_dir: Path, start: int) -> str:
             "it was trained on a GPU without devices.deterministic, where two runs may have other bits"
         )
     arrived = _train_again(config, session_dir, start, target)
-    _compare(session_dir.parent, target, arrived)
+    _compare(target, arrived)
     arrays = f"all bits of {len(target.digests)} arrays are equal"
     return f"retrained: from {start:,} to {target.env_steps:,} env steps, {arrays}"
 
@@ -105,7 +104,7 @@ def _train_again(config: Config, session_dir: Path, start: int, target: WrittenC
     return arrived
 
 
-def _compare(run_dir: Path, target: WrittenCheckpoint, arrived: WrittenCheckpoint) -> None:
+def _compare(target: WrittenCheckpoint, arrived: WrittenCheckpoint) -> None:
     """Compares where a session arrives with the checkpoint that it wrote in training.
 
     Raises:
@@ -120,12 +119,11 @@ def _compare(run_dir: Path, target: WrittenCheckpoint, arrived: WrittenCheckpoin
         f" steps, first {different[0]}"
     )
     then, now = target.provenance["git_revision"], arrived.provenance["git_revision"]
-    own = [str(path) for path in imported_files() if not is_only_copy(run_dir, path) or modules_beside(path)]
     other = ""
     if then != now or (now or "").endswith("+"):
         other = f"the code was {then} and is {now} now (+: with changes that are not committed)"
-    elif own or imported_modules():
-        other = f"the run does not keep all of {', '.join([*own, *imported_modules()])}, which may have changed"
+    elif passed_on():
+        other = f"{', '.join(passed_on())} may have changed"
     if other:
         raise UserError(f"{problem}; that proves nothing, because {other}: train it again with the same code")
     raise VerificationFailed(problem)

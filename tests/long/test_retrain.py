@@ -88,23 +88,18 @@ def test_other_bits_from_other_code_are_no_accusation(run_dir):
     refused(run_dir, start, "that proves nothing, because the code was 0123456789ab and is ")
 
 
-@pytest.mark.parametrize("kept", ["edited\n", "import idea_helper\n"])
-def test_other_bits_from_code_of_the_user_are_no_accusation(kept, run_dir, tmp_path, monkeypatch):
-    """The copy of the user's file differs, or the file imports another one, of which the run keeps no copy."""
+def test_other_bits_from_code_of_the_user_are_no_accusation(run_dir, tmp_path, monkeypatch):
+    """The user's file may have changed since the training, or something that it imports."""
     monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
     monkeypatch.setattr(sys, "path", [*sys.path])
     idea = tmp_path / "an_idea_of_the_test.py"
-    (tmp_path / "idea_helper.py").touch()
-    idea.write_text("import idea_helper\n")
-    (run_dir / "code").mkdir()
-    (run_dir / "code" / idea.name).write_text(kept)
+    idea.touch()
     start = change_a_weight(run_dir / "session_0", CONFIG)
     try:
-        with pytest.raises(UserError, match="that proves nothing, because ") as error:
+        with pytest.raises(UserError, match=r"that proves nothing, because .*an_idea_of_the_test.py may") as error:
             verify([str(run_dir), "--retrain", str(start), "--import", str(idea)])
     finally:
-        for name in ("idea_helper", idea.stem):
-            sys.modules.pop(name, None)
+        sys.modules.pop(idea.stem, None)
     assert error.value.exit_status == 2
 
 
@@ -143,7 +138,7 @@ def test_what_cannot_be_trained_again(run_dir):
     session_dir = run_dir / "session_0"
     steps = Checkpoints(session_dir).env_steps()
     refused(run_dir, steps[-1], "no later checkpoint was written")
-    refused(run_dir, 7, r"--retrain 7: there is no checkpoint at this env step; kept are: session_0: ")
+    refused(run_dir, 7, r"checkpoints/7: no such checkpoint; there are: ")
     edit_meta(session_dir, steps[0], items={})
     refused(run_dir, steps[0], "its games cannot continue")
     (session_dir / "digests.jsonl").unlink()
