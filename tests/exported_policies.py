@@ -40,15 +40,18 @@ def check_programs(policy, folder):
     random = np.random.default_rng(0)
     for size in (1, 3):
         carry = policy.initial_carry(size)
-        memories = [tuple(map(np.asarray, jax.tree.leaves(carry)))] * len(programs)
+        memories = [jax.tree.leaves(jax.device_get(carry))] * len(programs)
         for step in range(3):
             stacks = random.integers(0, 256, (size, 84, 84, 4), np.uint8)
             first = np.arange(size) == step - 1
             expected = policy.decide(stacks, first, carry, greedy=True).outputs
             carry = expected.carry
             assert np.ptp(expected.logits) > 0.1, "nearly equal: this test tests little"
-            found = [run(stacks, first, memory) for run, memory in zip(programs, memories, strict=True)]
+            found = [
+                run([stacks, first, *memory] if memory else [stacks])
+                for run, memory in zip(programs, memories, strict=True)
+            ]
             for outputs in found:
-                for ours, theirs in zip(jax.tree.leaves(outputs), jax.tree.leaves(expected[:3]), strict=True):
+                for ours, theirs in zip(outputs, jax.tree.leaves(expected[:3]), strict=True):
                     assert np.allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-            memories = [outputs.memory for outputs in found]
+            memories = [outputs[2:] for outputs in found]

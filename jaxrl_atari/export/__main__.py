@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, WithImports, parse
-from jaxrl_atari.errors import require_package
+from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.output import say
@@ -54,12 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         require_new_folder(options.output, "--output")
     limit_to_cpu()  # a GPU may be training
     run = read_run(options.run_dir)
+    env = run.config.env
+    if env.backend == "gymnasium":
+        raise UserError(f"env.backend = 'gymnasium': only ALE games can be exported, not {env.game_name}")
     session = None if options.session == "best" else options.session
     policy = load_policy(options.run_dir, options.checkpoint, session=session)
     directory = options.output or unused(policy.session_dir / f"export_{policy.env_steps}")
     export_policy(policy, run, directory)
     session_name = f"session {session_number(policy.session_dir)}"
-    say(f"{run.config.env.game_name}, {session_name}, env step {policy.env_steps:,}\nexported: {directory}")
+    say(f"{env.game_name}, {session_name}, env step {policy.env_steps:,}\nexported: {directory}")
 
 
 if __name__ == "__main__":

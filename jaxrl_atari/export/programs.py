@@ -1,7 +1,7 @@
-"""A policy as a program for JAX; running exported programs, and comparing their outputs."""
+"""A policy as a program for JAX, and running exported programs."""
 
-import math
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,67 +14,39 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 """Platforms of the program for JAX."""
 
 
-class ProgramOutputs(NamedTuple):
-    """The outputs of a network for N environments, as NumPy arrays."""
+def jax_program(network: Network, params: Any) -> bytes:
+    """The program for JAX, serialised by `jax.export`.
 
-    logits: np.ndarray  # float32 [N, actions]
-    value: np.ndarray  # float32 [N]
-    memory: tuple[np.ndarray, ...]  # each [N, ...]; empty if the network is not recurrent
-
-
-def jax_program(network: Network, params: Any) -> export.Exported:
-    """The program for JAX. It maps stacks uint8 `[batch, 84, 84, 4]` to logits and value.
-
-    A recurrent network maps (stacks, first bool `[batch]`, memory) to (logits, value, memory). The memory is a
-    tuple of arrays `[batch, ...]`.
+    It maps stacks uint8 `[batch, 84, 84, 4]` to (logits, value). A recurrent network maps (stacks, first bool
+    `[batch]`, *memory) to (logits, value, *memory), where the memory is arrays `[batch, ...]`.
     """
     (batch,) = export.symbolic_shape("batch")
-    stacks = jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)
     memory, structure = jax.tree.flatten(network.initial_carry(1))
-    if not memory:
-
-        def act(stacks: Any) -> Any:
-            outputs = network.apply(params, Observation(stacks))
-            return outputs.logits, outputs.value
-
-        return export.export(jax.jit(act), platforms=PLATFORMS)(stacks)
 
     # A recurrent network can make its memory only for a batch of known size. Here the size is a symbol, so a
     # program for a single environment is mapped over the batch.
-    def act_once(stacks: Any, first: Any, memory: Any) -> Any:
-        carry = jax.tree.unflatten(structure, memory)
-        one = jax.tree.map(lambda x: x[None], Observation(stacks, first, carry))
-        outputs = network.apply(params, one)
-        results = (outputs.logits, outputs.value, tuple(jax.tree.leaves(outputs.carry)))
+    def act(stacks: Any, first: Any = None, *memory: Any) -> Any:
+        observation = Observation(stacks, first, jax.tree.unflatten(structure, memory))
+        outputs = network.apply(params, jax.tree.map(lambda x: x[None], observation))
+        results = (outputs.logits, outputs.value, *jax.tree.leaves(outputs.carry))
         return jax.tree.map(lambda x: x[0], results)
 
-    first = jax.ShapeDtypeStruct((batch,), jnp.bool_)
-    shapes = tuple(jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in memory)
-    return export.export(jax.jit(jax.vmap(act_once)), platforms=PLATFORMS)(stacks, first, shapes)
+    inputs = [jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)]
+    if memory:
+        inputs.append(jax.ShapeDtypeStruct((batch,), jnp.bool_))
+    inputs += [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in memory]
+    return bytes(export.export(jax.jit(jax.vmap(act)), platforms=PLATFORMS)(*inputs).serialize())
 
 
-def run_jax(program: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> ProgramOutputs:
-    """Runs a serialised program."""
-    inputs = (stacks, first, memory) if memory else (stacks,)
-    logits, value, *carry = export.deserialize(bytearray(program)).call(*inputs)
-    carried = carry[0] if carry else ()
-    return ProgramOutputs(np.asarray(logits), np.asarray(value), tuple(map(np.asarray, carried)))
+def run_jax(program: bytes, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Runs a program for JAX."""
+    return [np.asarray(output) for output in export.deserialize(bytearray(program)).call(*inputs)]
 
 
-def run_onnx(model: bytes, stacks: np.ndarray, first: np.ndarray, memory: tuple) -> ProgramOutputs:
+def run_onnx(model: bytes, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Runs a model in onnxruntime, on the CPU."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
-    inputs = {"stacks": stacks}
-    if memory:
-        inputs |= {"first": first} | {f"memory_{i}": x for i, x in enumerate(memory)}
-    logits, value, *carry = (np.asarray(output) for output in session.run(None, inputs))
-    return ProgramOutputs(logits, value, tuple(carry))
-
-
-def largest_difference(one: ProgramOutputs, other: ProgramOutputs) -> float:
-    """The largest difference between two outputs, absolute or relative, whichever is smaller; infinity for NaN."""
-    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
-    largest = np.max([np.max(np.abs(a - b) / np.maximum(1, np.abs(a))) for a, b in pairs])
-    return math.inf if np.isnan(largest) else float(largest)
+    names = [each.name for each in session.get_inputs()]
+    return [np.asarray(output) for output in session.run(None, dict(zip(names, inputs, strict=True)))]

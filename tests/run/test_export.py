@@ -1,7 +1,8 @@
 """Exported policies: the programs compute what training's network does, and play.py plays the same games."""
 
+import shutil
+
 import jax
-import numpy as np
 import pytest
 from exported_policies import check_programs, with_network
 from small_networks import Recurrent
@@ -11,8 +12,8 @@ from jaxrl_atari.envs import make_pool
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import play as evaluated
 from jaxrl_atari.export.__main__ import main
-from jaxrl_atari.export.programs import ProgramOutputs, largest_difference
 from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.runs.files import read_json, write_json
 
 pytest.importorskip("onnxruntime", reason="pip install 'jaxrl_atari[export]'")
 from jaxrl_atari.export import onnx_model, play
@@ -51,20 +52,15 @@ def test_play_plays_what_an_evaluation_does(policy, folder):
     expected = evaluated(policy, pool, seed=11, greedy=True)
     next(expected)  # the start
     actions = []
-    for played in play.play(play.Policy(folder / "policy.onnx", 1), seed=11, greedy=True):
+    for played in play.play(play.Policy(folder / "policy.onnx"), seed=11, greedy=True):
         step, decision = next(expected)
-        assert played.actions.tolist() == decision.actions.tolist()
-        assert played.reward.tolist() == step.reward.tolist()
-        actions.append(int(played.actions[0]))
-        if played.ended[0]:
+        assert [played.action] == decision.actions.tolist()
+        assert [played.reward] == step.reward.tolist()
+        actions.append(played.action)
+        if played.ended:
             break
     pool.close()
     assert len(set(actions)) > 1
-
-
-def test_nan_in_any_output_is_a_difference():
-    zeros = ProgramOutputs(np.zeros((2, 3), np.float32), np.zeros(2, np.float32), ())
-    assert largest_difference(zeros, zeros._replace(value=np.array([np.nan, 0]))) == np.inf
 
 
 def test_what_cannot_be_exported_is_one_line_and_writes_nothing(policy, trained, tmp_path, monkeypatch):
@@ -74,10 +70,14 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(policy, trained,
     with pytest.raises(UserError, match=r"--output .*full: exists already"):
         main([str(run_dir), "--output", str(tmp_path / "full")])
 
-    def edited(graph, params, memory):
-        return graph.node("Add", onnx_model.nature_torso(graph, params), graph.constant(np.float32(1))), []
-
+    edited = onnx_model.NATURE.replace("features = Relu (dense)", "features = Abs (dense)")
     monkeypatch.setitem(onnx_model.NETWORKS, "nature", edited)
     with pytest.raises(UserError, match=r"the outputs of onnxruntime and JAX differ by .*onnx_model.py"):
         export_policy(policy, read_run(run_dir), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    own = shutil.copytree(run_dir, tmp_path / "own")
+    described = read_json(own / "config.json")
+    described["config"]["env"].update(backend="gymnasium", game="ALE/Breakout-v5")
+    write_json(own / "config.json", described)
+    with pytest.raises(UserError, match="only ALE games can be exported"):
+        main([str(own)])
