@@ -10,17 +10,15 @@ From Python, use `load_policy` and `run_evaluation` of `jaxrl_atari`.
 """
 
 import dataclasses
-import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, WithImports, parse
 from jaxrl_atari.config import GpuOption, Limits
 from jaxrl_atari.devices import pick_device
-from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.evaluate.video import record_video
@@ -32,7 +30,7 @@ from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.files import try_write_json, unused
+from jaxrl_atari.runs.files import unused, write_json
 from jaxrl_atari.runs.layout import (
     EVALUATION_SUMMARY_FILE,
     REPORT_FILE,
@@ -55,8 +53,10 @@ class Options(WithImports):
     episodes: Annotated[int, Limits(1, 1_000_000)] = 32
     """Full games to play."""
     video: bool = False
-    """Also record a further game, with the seed after `--seed`, to video_STEP.mp4 (or video_STEP_2.mp4, ...) in
-    the session's directory, and to TensorBoard."""
+    """Also record further games, with the seed after `--seed`, to video_STEP.mp4 (or video_STEP_2.mp4, ...) in the
+    session's directory, and to TensorBoard."""
+    video_games: Annotated[int, Limits(1, 1_000)] = 1
+    """Games in the video, one after the other, for environments with short games."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: Annotated[Literal["best", "all"] | int, SESSION_NUMBERS] = "best"
@@ -91,34 +91,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number in sessions
     ]
     run_dir = policies[0].session_dir.absolute().parent
-    problems: list[str] = []
-    results = [_evaluate(policy, options, options.seed + i, problems) for i, policy in enumerate(policies)]
+    results = [_evaluate(policy, options, options.seed + i) for i, policy in enumerate(policies)]
     if every_session:
-        _summarise(run_dir, results, _settings(policies[-1], options), options.seed, problems)
-    picked = ""
-    if options.checkpoint == "best":
-        picked = "checkpoint"
-    elif options.session == "best" and options.run_dir.samefile(run_dir) and len(session_dirs(run_dir)) > 1:
-        picked = "session"
-    if picked:
+        _summarise(run_dir, results, _settings(policies[-1], options), options.seed)
+    is_best_of_several = options.session == "best" and len(session_dirs(options.run_dir)) > 1
+    if options.checkpoint == "best" or is_best_of_several:
+        picked = "checkpoint" if options.checkpoint == "best" else "session"
         advice = "to quote a score, use --session all --checkpoint latest"
         say(f"note: the best {picked} is an optimistic pick; {advice}")
     if (run_dir / REPORT_FILE).is_file():
         try_report(run_dir)
-    if problems:
-        raise UserError(f"not saved: {'; '.join(problems)}; the scores are shown above")
 
 
-def _save(path: Path, values: Mapping[str, Any], problems: list[str]) -> None:
-    """Writes a JSON file. If it cannot be written, its error joins `problems`: the results are still shown."""
-    problem = try_write_json(path, values)
-    if problem:
-        problems.append(problem)
-    else:
-        say(f"written: {path}")
-
-
-def _evaluate(policy: Policy, options: Options, seed: int, problems: list[str]) -> SessionEvaluation:
+def _evaluate(policy: Policy, options: Options, seed: int) -> SessionEvaluation:
     """Plays the games of one session, prints and saves their scores, and records the video if it is wanted."""
     env = policy.config.env
     session_dir = policy.session_dir
@@ -149,10 +134,11 @@ def _evaluate(policy: Policy, options: Options, seed: int, problems: list[str]) 
         "truncated": [game.truncated for game in result.games],
     }
     path = unused(evaluation_file(session_dir, policy.env_steps))
-    _save(path, evaluation, problems)
+    write_json(path, evaluation)
+    say(f"written: {path}")
     if options.video:
         other = (seed + 1) % 2**32  # with the same seed, the game would be the first one of the evaluation
-        _record(policy, path, other, options.greedy, problems)
+        _record(policy, options, path, other)
     return evaluation
 
 
@@ -173,8 +159,8 @@ def _settings(policy: Policy, options: Options) -> EvaluationSettings:
     }
 
 
-def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, problems: list[str]) -> None:
-    """Records a game: a video, and a page with the video and the network's outputs.
+def _record(policy: Policy, options: Options, evaluation: Path, seed: int) -> None:
+    """Records games: a video, and a page with the video and the network's outputs.
 
     Args:
         evaluation: the file of the evaluation, evaluation_STEP.json. The names of the video and the page have the
@@ -182,20 +168,20 @@ def _record(policy: Policy, evaluation: Path, seed: int, greedy: bool, problems:
     """
     video = unused(video_file(evaluation))
     page = unused(game_file(video))
-    say(f"recording a game with seed {seed} to {video}")
-    try:
-        game = record_video(policy, video, seed=seed, greedy=greedy, say=say, page=page)
-        say(f"written: {video} ({game.length:,} env steps at real speed, return {game.episode_return:,.1f})")
-        say(f"written: {page} (the video beside the network's outputs; it opens in a browser)")
-        if policy.config.log.tensorboard:
-            add_to_tensorboard(video, policy.env_steps)
-    except (UserError, OSError, subprocess.SubprocessError) as error:
-        problems.append(reason(error))
+    say(f"recording {counted(options.video_games, 'game')} with seed {seed} to {video}")
+    games = record_video(
+        policy, video, games=options.video_games, seed=seed, greedy=options.greedy, say=say, page=page
+    )
+    returns = ", ".join(f"{game.episode_return:,.1f}" for game in games)
+    say(
+        f"written: {video} ({sum(game.length for game in games):,} env steps at real speed, return {returns})\n"
+        f"written: {page} (the video beside the network's outputs; it opens in a browser)"
+    )
+    if policy.config.log.tensorboard:
+        add_to_tensorboard(video, policy.env_steps)
 
 
-def _summarise(
-    run_dir: Path, results: list[SessionEvaluation], settings: EvaluationSettings, seed: int, problems: list[str]
-) -> None:
+def _summarise(run_dir: Path, results: list[SessionEvaluation], settings: EvaluationSettings, seed: int) -> None:
     """Prints the mean over sessions with its interval, and saves it in evaluation.json with all returns.
 
     Args:
@@ -221,7 +207,9 @@ def _summarise(
         "cut_off": sum(result["cut_off"] for result in results),
         "returns": [result["returns"] for result in results],
     }
-    _save(unused(run_dir / EVALUATION_SUMMARY_FILE), summary, problems)
+    path = unused(run_dir / EVALUATION_SUMMARY_FILE)
+    write_json(path, summary)
+    say(f"written: {path}")
 
 
 if __name__ == "__main__":

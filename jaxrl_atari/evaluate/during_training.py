@@ -1,11 +1,12 @@
 """Evaluations during training, in a thread of their own."""
 
+import dataclasses
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,14 +18,6 @@ from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.networks import Network
 from jaxrl_atari.output import counted, say_traceback
 from jaxrl_atari.runs.writers import Writer
-
-
-class RunningEvaluation(NamedTuple):
-    """An evaluation in the thread of an `Evaluator`."""
-
-    policy: Policy
-    seed: int
-    result: Future[EvaluationResult]
 
 
 class Evaluator:
@@ -51,37 +44,35 @@ class Evaluator:
         session_dir: Path,
         writer: Writer,
     ):
-        self._config = config
+        self._policy = Policy(
+            config=config,
+            network=network,
+            params=None,
+            device=device,
+            session_dir=session_dir,
+            env_steps=0,
+            num_actions=num_actions,
+        )
         self._seed = seed
-        self._device = device
-        self._dir = session_dir
         self._writer = writer
-        self._num_actions = num_actions
-        self._network = network
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "evaluator")
-        self._running: RunningEvaluation | None = None
+        self._running: Future[EvaluationResult] | None = None
 
     def start(self, params: Any, env_steps: int) -> None:
         """Starts an evaluation of a copy of `params`. No other evaluation may be running."""
         assert self._running is None
-        snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._device))
-        policy = Policy(
-            config=self._config,
-            network=self._network,
-            params=snapshot,
-            device=self._device,
-            session_dir=self._dir,
-            env_steps=env_steps,
-            num_actions=self._num_actions,
-        )
-        options = self._config.evaluation
-        seed = int(np.random.SeedSequence([self._seed, env_steps]).generate_state(1)[0])
-        result = self._thread.submit(
-            run_evaluation, policy, options.episodes, seed=seed, greedy=options.greedy,
+        snapshot = jax.tree.map(lambda x: x.copy(), jax.device_put(params, self._policy.device))
+        self._policy = dataclasses.replace(self._policy, params=snapshot, env_steps=env_steps)
+        options = self._policy.config.evaluation
+        self._running = self._thread.submit(
+            run_evaluation, self._policy, options.episodes, seed=self._evaluation_seed(), greedy=options.greedy,
             num_envs=options.num_envs, cancelled=self._closed.is_set,
         )  # fmt: skip
-        self._running = RunningEvaluation(policy, seed, result)
+
+    def _evaluation_seed(self) -> int:
+        """Seed of the newest evaluation."""
+        return int(np.random.SeedSequence([self._seed, self._policy.env_steps]).generate_state(1)[0])
 
     @property
     def is_running(self) -> bool:
@@ -91,20 +82,21 @@ class Evaluator:
     @property
     def snapshot(self) -> Any | None:
         """The parameters that are being evaluated, which a checkpoint keeps; None unless `is_running`."""
-        return None if self._running is None else self._running.policy.params
+        return None if self._running is None else self._policy.params
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:
         """Waits for the running evaluation, if any, and writes its result. Returns early on a stop request."""
-        while self._running is not None and not self._running.result.done() and not stop_requested():
-            wait([self._running.result], timeout=0.2)
+        while self._running is not None and not self._running.done() and not stop_requested():
+            wait([self._running], timeout=0.2)
         self.poll()
 
     def poll(self) -> None:
         """Writes the result of the running evaluation, if that has ended."""
-        if self._running is None or not self._running.result.done():
+        if self._running is None or not self._running.done():
             return
-        policy, seed, ended = self._running
+        ended = self._running
         self._running = None
+        policy = self._policy
         at = f"evaluation at {policy.env_steps:,} env steps"
         try:
             result = ended.result()
@@ -119,14 +111,14 @@ class Evaluator:
                 "mean": result.mean,
                 "std": result.std,
                 "cut_off": result.num_truncated,
-                "seed": seed,
+                "seed": self._evaluation_seed(),
                 "unix_time": int(time.time()),
             }
         )
         spread = "" if result.std is None else f" ± {result.std:,.1f}"
         self._writer.message(
             f"{at}: mean return {result.mean:,.1f}{spread} over {counted(len(result.games), 'full game')},"
-            f" {result.num_truncated} of them cut off at {self._config.env.time_limit}, on {self._device}"
+            f" {result.num_truncated} of them cut off at {policy.config.env.time_limit}, on {policy.device}"
         )
 
     def close(self) -> None:

@@ -74,15 +74,14 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             The frame stack, uint8 [84, 84, 4], and a dictionary with the `lives`.
 
         Raises:
-            ConfigError: the seed is out of range. The environment stays as it was.
+            gymnasium.error.Error, ConfigError: the seed is below 0, or too large.
         """
-        new_pool = None if seed is None else self._make_pool(seed)  # it checks the seed, before anything changes
         super().reset(seed=seed)
-        if new_pool is None and self._over and self._pool is not None:
-            pool = self._pool
+        pool = self._pool
+        if seed is None and self._over and pool is not None:
             step = pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
         else:
-            pool = new_pool or self._make_pool(int(self.np_random.integers(2**31)))
+            pool = self._make_pool(int(self.np_random.integers(2**31)) if seed is None else seed)
             self.close()
             self._pool = pool
             step = pool.reset()
@@ -103,8 +102,8 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             raise gymnasium.error.ResetNeeded("step: the game is over, or has not begun; call reset first")
         step = self._pool.step(np.array([action]))
         stacks = self._stacks.push(step.frame, step.first)
-        self._over = bool(step.terminated[0] or step.truncated[0])
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
+        self._over = terminated or truncated
         info = {"lives": int(self._pool.lives[0])}
         return stacks[0], float(step.reward[0]), terminated, truncated, info
 

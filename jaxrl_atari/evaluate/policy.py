@@ -18,7 +18,7 @@ from jaxrl_atari.hardware.device_class import device_class
 from jaxrl_atari.keys import new_key
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent, make_network
 from jaxrl_atari.runs.arrays import by_path
-from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints, DamagedCheckpoint
+from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
 
@@ -235,25 +235,18 @@ def load_parameters(
 def _best_session(path: Path) -> Path:
     """The session of a run whose checkpoints have the highest mean return; or `path`, if that is a session.
 
-    A checkpoint whose mean return cannot be read does not count; a warning names it.
-
     Raises:
-        UserError: the directory holds no run.
+        UserError: the directory holds no run, or a checkpoint's mean return cannot be read.
     """
     if (path / CHECKPOINTS_FOLDER).is_dir():
         return path
-    sessions = [session_path(path, number) for number in range(read_config(path).sessions)]
-    best, best_return = None, -np.inf
-    for session_dir in sessions:
+
+    def rank(session_dir: Path) -> tuple[bool, float]:
         checkpoints = Checkpoints(session_dir)
-        for env_steps in checkpoints.env_steps():
-            try:
-                return_mean = checkpoints.read_meta(env_steps)["score"]
-            except DamagedCheckpoint as error:
-                _log.warning("%s; it does not count where the best session is chosen", error)
-                return_mean = None
-            if return_mean is None:
-                return_mean = -np.inf  # no game had ended
-            if best is None or return_mean > best_return:
-                best, best_return = session_dir, return_mean
-    return best or sessions[0]
+        best = checkpoints.best_env_steps()
+        if best is None:
+            return False, -np.inf
+        return_mean = checkpoints.read_meta(best)["score"]
+        return True, -np.inf if return_mean is None else return_mean
+
+    return max((session_path(path, number) for number in range(read_config(path).sessions)), key=rank)

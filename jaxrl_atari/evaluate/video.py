@@ -3,23 +3,24 @@
 import base64
 import contextlib
 import html
+import itertools
 import json
-import math
 import os
 import string
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
+from scipy.special import softmax
 
-from jaxrl_atari.envs import EnvStep, EpisodeCounter, FinishedGame
+from jaxrl_atari.envs import EpisodeCounter, FinishedGame
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import make_evaluation_pool, play
-from jaxrl_atari.evaluate.policy import Decision, Policy
-from jaxrl_atari.report.evaluations import GAME_TEMPLATE
+from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.runs.files import write_file
 
 SECONDS_BETWEEN_LINES = 10
@@ -27,6 +28,9 @@ SECONDS_BETWEEN_LINES = 10
 
 VIDEO_HEIGHT = 630
 """Approximate height of videos in pixels. Screens are enlarged by a whole number: 3 for ALE's 160x210 pixels."""
+
+TEMPLATE = Path(__file__).with_name("game.html")
+"""Template of the page."""
 
 
 @contextlib.contextmanager
@@ -67,10 +71,7 @@ def _video_writer(path: Path, shape: tuple[int, ...], fps: int) -> Iterator[Call
                 yield lambda screen: stdin.write(screen.tobytes())
             complaint = ffmpeg.communicate()[1].decode(errors="replace")
         if ffmpeg.returncode:
-            why = complaint.replace(partial.name, path.name)[-200:].strip()
-            raise UserError(
-                f"{path}: the video could not be written ({why or f'ffmpeg ended with {ffmpeg.returncode}'})"
-            )
+            raise UserError(f"{path}: the video could not be written ({complaint[-200:].strip()})")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -80,21 +81,23 @@ def record_video(
     policy: Policy,
     path: str | Path,
     *,
+    games: int = 1,
     seed: int = 0,
     greedy: bool = False,
     say: Callable[[str], object] = lambda line: None,
     page: str | Path | None = None,
-) -> FinishedGame:
-    """Plays one full game and writes its colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
+) -> list[FinishedGame]:
+    """Plays full games and writes their colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
 
-    With the back end `envpool`, the game is played on `ale`, which has colour screens. A Gymnasium environment
+    With the back end `envpool`, the games are played on `ale`, which has colour screens. A Gymnasium environment
     shows what it renders as `rgb_array` or, if it renders nothing, the grey frames that the policy sees. The file
     gets its name when it is complete, so that an interrupted recording leaves none.
 
     Args:
         policy: chooses the actions.
         path: the mp4 file.
-        seed: seed of the game and the actions.
+        games: number of games, one after the other.
+        seed: seed of the games and the actions.
         greedy: take the most probable action instead of sampling.
         say: receives a line on the progress every 10 seconds.
         page: also write this HTML file, with the video and, in step with it, the value, the probabilities of the
@@ -105,96 +108,60 @@ def record_video(
     """
     path = Path(path).expanduser().absolute()
     counter = EpisodeCounter(1)
-    games: list[FinishedGame] = []
+    finished: list[FinishedGame] = []
+    # A value for each frame of the video, or for each decision: one less, because nothing is decided at the end.
+    watched: dict[str, list[Any]] = {name: [] for name in ("reward", "return", "value", "probabilities", "action")}
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed=seed, screens=True)) as pool:
-        watched = WatchedGame(pool.action_names, pool.steps_per_second)
-        steps = enumerate(play(policy, pool, seed=seed, greedy=greedy), start=-1)  # -1: the start of the game
-        number, (step, decision) = next(steps)
+        steps = play(policy, pool, seed=seed, greedy=greedy)
+        step, decision = next(steps)
         with _video_writer(path, pool.screen().shape, pool.steps_per_second) as write:
-            while True:
+            for number in itertools.count(-1):  # -1: the start of the first game
                 write(pool.screen())
-                watched.add(step, decision)
-                games = counter.count(step, number)
-                if games:
+                finished += counter.count(step, number)
+                game_return, length = counter.so_far[0]
+                watched["reward"].append(float(step.reward[0]))
+                watched["return"].append(game_return)
+                if decision is not None:
+                    logits, value = jax.device_get((decision.outputs.logits[0], decision.outputs.value[0]))
+                    watched["value"].append(round(float(value), 3))
+                    watched["probabilities"].append(softmax(logits.astype(np.float64)).round(4).tolist())
+                    watched["action"].append(int(decision.actions[0]))
+                if len(finished) == games:
                     break
                 if time.monotonic() > next_line_at:
                     next_line_at += SECONDS_BETWEEN_LINES
-                    score, length = counter.so_far[0]
-                    say(f"recording: {length:,.0f} env steps, return {score:,.1f}")
-                number, (step, decision) = next(steps)
+                    say(f"recording: {length:,.0f} env steps, return {game_return:,.1f}")
+                step, decision = next(steps)
+        names = list(pool.action_names) or [f"action {i}" for i in range(pool.num_actions)]
+        data = {"fps": pool.steps_per_second, "actions": names, **watched}
     if page is not None:
-        write_game_page(Path(page).expanduser(), path, watched, policy, seed=seed, greedy=greedy)
-    return games[0]
+        returns = ", ".join(f"{game.episode_return:,.1f}" for game in finished)
+        facts = [
+            f"return {returns} in {sum(game.length for game in finished):,} env steps",
+            f"protocol {policy.config.env.resolved_protocol}",
+            f"trained for {policy.env_steps:,} env steps",
+            "greedy actions" if greedy else "sampled actions",
+            f"seed {seed}",
+        ]
+        write_game_page(Path(page).expanduser(), path, data, policy, ", ".join(facts))
+    return finished
 
 
-class WatchedGame:
-    """The outputs of a network and the rewards at each step of a game.
-
-    A game has one more frame than decisions, because nothing is decided at its end.
-
-    Args:
-        action_names: names of the actions; empty if they are unknown.
-        fps: frames per second of the video, which has one frame for each env step.
-    """
-
-    def __init__(self, action_names: Sequence[str], fps: float):
-        self.action_names = action_names
-        self.fps = fps
-        self.rewards: list[float] = []  # for each frame, the raw reward that came with it
-        self.values: list[float] = []  # for each decision
-        self.probabilities: list[np.ndarray] = []  # for each decision, float32 [A]
-        self.chosen: list[int] = []  # for each decision, the index of the action
-
-    def add(self, step: EnvStep, decision: Decision | None) -> None:
-        """Adds a step of environment 0, and the decision that led to it; None at the start of the game."""
-        self.rewards.append(float(step.reward[0]))
-        if decision is None:
-            return
-        logits, value = jax.device_get((decision.outputs.logits[0], decision.outputs.value[0]))
-        weights = np.exp(logits - logits.max())
-        self.probabilities.append(weights / weights.sum())
-        self.values.append(float(value))
-        self.chosen.append(int(decision.actions[0]))
-
-
-def _rounded(value: float, digits: int) -> float | None:
-    """A number for JSON, which has no NaN and no infinities: they are None."""
-    return round(value, digits) if math.isfinite(value) else None
-
-
-def write_game_page(
-    path: Path, video: Path, watched: WatchedGame, policy: Policy, *, seed: int, greedy: bool
-) -> None:
-    """Writes the page of a game.
+def write_game_page(path: Path, video: Path, data: Mapping[str, Any], policy: Policy, about: str) -> None:
+    """Writes the page of recorded games.
 
     Args:
         path: the HTML file.
-        video: mp4 file of the game, which the page embeds.
-        watched: the outputs and rewards of the game.
-        policy, seed, greedy: the policy that played, and how.
+        video: the mp4 file, which the page embeds.
+        data: what the page shows beside the video; see `record_video` and `game.html`.
+        policy: the policy that played.
+        about: the games in a line.
     """
     env = policy.config.env
-    rewards = np.array(watched.rewards)
-    facts = [
-        f"return {rewards.sum():,.1f} in {len(rewards) - 1:,} env steps",
-        f"protocol {env.resolved_protocol}",
-        f"trained for {policy.env_steps:,} env steps",
-        "greedy actions" if greedy else "sampled actions",
-        f"seed {seed}",
-    ]
-    data = {
-        "fps": watched.fps,
-        "actions": list(watched.action_names) or [f"action {i}" for i in range(len(watched.probabilities[0]))],
-        "reward": rewards.tolist(),
-        "return": np.cumsum(rewards).tolist(),
-        "value": [_rounded(value, 3) for value in watched.values],
-        "probabilities": [[_rounded(p, 4) for p in each.tolist()] for each in watched.probabilities],
-        "action": watched.chosen,
-    }
-    page = string.Template(GAME_TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
+    page = string.Template(TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
         title=html.escape(env.game_name),
-        about=html.escape(", ".join(facts)),
+        about=html.escape(about),
         clipped=" of clipped rewards" if env.rules.clip_rewards else "",
         video=base64.b64encode(video.read_bytes()).decode(),
         data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),

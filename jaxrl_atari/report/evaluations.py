@@ -6,9 +6,6 @@ from typing import Any, TypedDict
 
 from jaxrl_atari.runs.files import read_json, read_result
 
-GAME_TEMPLATE = Path(__file__).with_name("templates") / "game.html"
-"""Template of the page of a game, which a report links to."""
-
 
 class EvaluationSettings(TypedDict):
     """When and how the games of an evaluation were played."""

@@ -11,6 +11,7 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -286,8 +287,10 @@ def test_ends_and_seeds_of_the_environment():
     env.step(2)
     others = [env.reset()[0].tobytes() for _ in range(3)]  # in the middle of a game: others, at random
     assert len({*others, env.reset(seed=9)[0].tobytes()}) > 1
-    with pytest.raises(ConfigError, match="seed = -1: expected a whole number"):
+    with pytest.raises(gymnasium.error.Error, match="Seed must be "):
         env.reset(seed=-1)
+    with pytest.raises(ConfigError, match="seed = 4294967296: expected a whole number"):
+        env.reset(seed=2**32)
 
 
 # --- Videos ------------------------------------------------------------------------------------------------------
@@ -298,15 +301,23 @@ def test_video_shows_the_game(policy, tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     moves_left = always(policy, 3, protocol="classic", max_frames=240)
-    game = record_video(moves_left, "lr:3e-4.mp4", seed=3)  # to ffmpeg, this looks like a protocol
+    games = record_video(moves_left, "lr:3e-4.mp4", games=2, seed=3, page="game.html")  # to ffmpeg, a protocol
     command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", f"{tmp_path}/lr:3e-4.mp4", "-f", "rawvideo"]
     decoded = subprocess.run(
         [*command, "-pix_fmt", "rgb24", "-fps_mode", "passthrough", "-"], capture_output=True, check=True
     )
     assert re.search(r"Video: h264 .*yuv420p\b.* 480x630\b.* 15 fps", decoded.stderr.decode())
     frames = np.frombuffer(decoded.stdout, np.uint8).reshape(-1, 630, 480, 3)
-    assert len(frames) == game.length + 1  # with the one before the first step
-    assert game.step == game.length - 1
+    lengths = [game.length for game in games]
+    assert len(frames) == sum(lengths) + 2  # with the first frame of each game
+    assert [game.step for game in games] == [lengths[0] - 1, sum(lengths)]
+    page = (tmp_path / "game.html").read_text()
+    data = json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)[1])
+    ends = [lengths[0], lengths[0] + 1 + lengths[1]]
+    assert [data["return"][end] for end in ends] == [game.episode_return for game in games]
+    assert data["return"][lengths[0] + 1] == 0
+    assert len(data["reward"]) == len(data["return"]) == len(frames) == len(data["action"]) + 1
+    assert {*data["action"]} == {3}
     pool = make_pool("ale", "Breakout", 1, seed=3, rules=moves_left.config.env.rules)
     step = pool.reset()
     for t in range(60):
