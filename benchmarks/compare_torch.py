@@ -17,7 +17,7 @@ from typing import Literal
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.benchmark.comparison import SideRun, compare, print_comparison, run_json, run_side
+from jaxrl_atari.benchmark.comparison import SideRun, compare, run_json, run_side
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig
 from jaxrl_atari.hardware.cpu import read_cpu, usable_cores
 
@@ -30,7 +30,7 @@ def run_torch(mode: str, part: str, seconds: float, game: str) -> SideRun:
     iterations = math.ceil(seconds * 500 / 2048)  # it trains at about 500 SPS on two cores
     options = {"mode": mode, "what": part, "iterations": iterations, "game": game, "threads": usable_cores()}
     found = run_json([YARDSTICK, *(f"--{name}={value}" for name, value in options.items())])
-    return SideRun(found["median"], found["peak_rss_gib"], {"rate": found["median"], **found})
+    return {"rate": found["median"], "rss_gib": found["peak_rss_gib"], **found}
 
 
 def main(
@@ -56,9 +56,7 @@ def main(
         for mode in modes[each]:
             sides[f"torch {mode}"] = partial(run_torch, mode, part, seconds, game)
             pairs.append((ours, f"torch {mode}"))
-    result = compare(sides, pairs, repeats)
-    print_comparison(result)
-    print(json.dumps(result.to_dict()))
+    print(json.dumps(compare(sides, pairs, repeats)))
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ import psutil
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.benchmark.comparison import compare, make_sides, print_comparison
-from jaxrl_atari.benchmark.measure import PARTS, Measurement, measure, trace
+from jaxrl_atari.benchmark.comparison import compare, make_sides
+from jaxrl_atari.benchmark.measure import PARTS, measure, trace
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, Limits
@@ -75,37 +75,23 @@ def _print_what_is_measured(config: Config, hardware: Mapping[str, Any]) -> None
     )
 
 
-def _print_report(result: Measurement) -> None:
+def _print_report(result: Mapping[str, Any]) -> None:
     """Prints the result of `measure` as a table."""
-    say(f"\non {result.devices}")
+    say(f"\non {result['devices']}")
     say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
     notes = FIGURE_NOTES | {name: f"{COLUMNS[name].unit}; {COLUMNS[name].definition}" for name in MACHINE_COLUMNS}
     for name, note in notes.items():
-        if name in result.figures:
-            figure = result.figures[name]
-            cells = [f"{_figure_text(value):>11}" for value in (figure.median, figure.min, figure.max)]
-            say(f"{name:<28}{''.join(cells)}   {note}")
-    memory = f"peak memory until the first repeat {result.start_peak_rss_gib:.2f} GiB"
-    say(f"{memory}; start, with compilation, {result.start_seconds:.1f} s")
+        if name in result["figures"]:
+            figure = result["figures"][name]
+            cells = "".join(f"{_figure_text(figure[key]):>11}" for key in ("median", "min", "max"))
+            say(f"{name:<28}{cells}   {note}")
+    memory = f"peak memory until the first repeat {result['start_peak_rss_gib']:.2f} GiB"
+    say(f"{memory}; start, with compilation, {result['start_seconds']:.1f} s")
 
 
 def _figure_text(value: float) -> str:
     """A figure with three digits, or all digits before the point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def check_options(options: Options) -> None:
-    """Raises `UserError` for options that contradict each other."""
-    parts = options.parts.split(",")
-    is_default = options.parts == ALL_PARTS
-    expected = f"some of {ALL_PARTS}, with commas between them"
-    require(not options.config.devices.distributed, "devices.distributed", True, "false: one process is measured")
-    require({*parts} <= PARTS.keys(), "--parts", options.parts, expected)
-    if options.comparison:
-        require(not options.trace_dir, "--trace", str(options.trace_dir), "nothing with --compare")
-        require(is_default or len(parts) == 1, "--parts", options.parts, "one part with --compare")
-    if options.trace_dir:
-        require(is_default, "--parts", options.parts, "nothing with --trace, which traces whole iterations")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -114,7 +100,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse(Options, arguments, "benchmark", Options(config=load_config(sources.config_file)))
     config = options.config
     parts = options.parts.split(",")
-    check_options(options)
+    require(not config.devices.distributed, "devices.distributed", True, "false: one process is measured")
+    expected = f"some of {ALL_PARTS}, with commas between them"
+    require({*parts} <= PARTS.keys(), "--parts", options.parts, expected)
+    if options.comparison and options.parts != ALL_PARTS:
+        require(len(parts) == 1, "--parts", options.parts, "one part with --compare")
     for line in tune_process():
         say(line)
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
@@ -123,14 +113,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sides = make_sides(options.comparison, config, parts[0], options.seconds)
         first, *others = sides
         compared = compare(sides, [(other, first) for other in others], options.repeats)
-        print_comparison(compared)
-        result = {"compare": options.comparison, **compared.to_dict()}
+        result = {"compare": options.comparison, **compared}
     elif options.trace_dir:
         result = {"trace": trace(config, options.trace_dir, options.repeats)}
     else:
-        measured = measure(config, parts, repeats=options.repeats, seconds=options.seconds)
-        _print_report(measured)
-        result = measured.to_dict()
+        result = measure(config, parts, repeats=options.repeats, seconds=options.seconds)
+        _print_report(result)
     say("\n" + json.dumps(result | description, allow_nan=False))
 
 

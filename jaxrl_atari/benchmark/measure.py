@@ -102,29 +102,20 @@ def measure_training(training: Training, seconds: float) -> dict[str, float]:
     One update is under way when the clock starts, and one when it stops, so that whole updates are counted.
 
     Returns:
-        `end_to_end_sps`, and the means of `MACHINE_COLUMNS` over the time that was measured.
+        `end_to_end_sps`, and `MACHINE_COLUMNS` over the time since the last log point, if one was due meanwhile.
     """
     progress = training.session.progress
     next(training.iterations)
-    # A log point before and one after the measured time begin and end what the columns cover.
-    log_points = [training.log_point()]
-
-    def keep(row: dict[str, Any]) -> None:
-        if row is not log_points[-1]:
-            log_points.append(row)
+    training.log_point()  # the columns of the next one cover the time from here on
 
     def iterate() -> int:
         before = progress.env_steps
         next(training.iterations)
-        keep(training.session.log.row)
         return progress.env_steps - before
 
     figures = {"end_to_end_sps": per_second(iterate, seconds)}
-    keep(training.log_point())
-    covered = np.diff([row["wall_seconds"] for row in log_points])
-    return figures | {
-        name: float(np.average([row[name] for row in log_points[1:]], weights=covered)) for name in MACHINE_COLUMNS
-    }
+    row = training.log_point()
+    return figures | {name: float(row[name]) for name in MACHINE_COLUMNS}
 
 
 def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
@@ -194,35 +185,14 @@ PARTS = {
 # --- All parts ---------------------------------------------------------------------------------------------------
 
 
-class Spread(NamedTuple):
-    """A figure over the repeats."""
-
-    median: float
-    min: float
-    max: float
-    values: list[float]
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """A figure over the repeats: its `median`, `min`, `max` and all `values`."""
+    return {
+        "median": statistics.median(values), "min": min(values), "max": max(values), "values": list(values)
+    }  # fmt: skip
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """The spread of the values of a figure."""
-    return Spread(statistics.median(values), min(values), max(values), list(values))
-
-
-class Measurement(NamedTuple):
-    """The result of `measure`."""
-
-    figures: dict[str, Spread]
-    start_peak_rss_gib: float  # peak memory of compilation and the first iterations of training
-    start_seconds: float  # until the first repeat, with compilation
-    devices: str  # the devices and the arithmetic
-
-    def to_dict(self) -> dict[str, Any]:
-        """The measurement as JSON values."""
-        figures = {name: figure._asdict() for name, figure in self.figures.items()}
-        return self._asdict() | {"figures": figures}
-
-
-def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: float) -> Measurement:
+def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: float) -> dict[str, Any]:
     """Times parts of training in this process and prints its progress. Starts JAX's back end.
 
     Args:
@@ -230,6 +200,10 @@ def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: floa
         parts: some of `PARTS`.
         repeats: number of repeats.
         seconds: minimum time of each part in each repeat; its last iteration is completed.
+
+    Returns:
+        JSON values: the `figures`, name -> `spread`; `start_peak_rss_gib`, the peak memory of compilation and the
+        first iterations; `start_seconds`, with compilation; and the `devices` and the arithmetic.
     """
     figures = defaultdict(list)
     started = time.perf_counter()
@@ -251,12 +225,12 @@ def measure(config: Config, parts: Sequence[str], *, repeats: int, seconds: floa
             for name, value in measured.items():
                 if math.isfinite(value):
                     figures[name].append(value)
-        return Measurement(
-            figures={name: spread(values) for name, values in figures.items()},
-            start_peak_rss_gib=rss / 2**30,
-            start_seconds=seconds_to_start,
-            devices=training.session.describe_devices(),
-        )
+        return {
+            "figures": {name: spread(values) for name, values in figures.items()},
+            "start_peak_rss_gib": rss / 2**30,
+            "start_seconds": seconds_to_start,
+            "devices": training.session.describe_devices(),
+        }
 
 
 def trace(config: Config, folder: Path, count: int) -> list[str]:

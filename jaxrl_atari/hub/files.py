@@ -4,10 +4,8 @@ import shutil
 from pathlib import Path
 
 from jaxrl_atari.cli.options import CheckpointChoice
-from jaxrl_atari.errors import ParametersOnly, UserError
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hub.card import model_card
-from jaxrl_atari.output import say
 from jaxrl_atari.report.evaluations import written_at
 from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints, save_parameters
@@ -68,11 +66,13 @@ def fill_repository(folder: Path, run_dir: Path, repo_id: str, checkpoint: Check
             shutil.copyfile(path, copy)
     for policy in policies:
         checkpoints = Checkpoints(policy.session_dir)
+        copy = folder / policy.session_dir.name
         if checkpoint == "latest":
-            _copy_whole(policy, checkpoints, folder / policy.session_dir.name)
+            checkpoints.check(policy.env_steps)
+            whole = checkpoint_path(policy.session_dir, policy.env_steps)
+            shutil.copytree(whole, checkpoint_path(copy, policy.env_steps))
         else:
-            copies = Checkpoints(folder / policy.session_dir.name)
-            save_parameters(copies, policy.params, checkpoints.read_meta(policy.env_steps))
+            save_parameters(Checkpoints(copy), policy.params, checkpoints.read_meta(policy.env_steps))
     videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
     if videos:
         shutil.copyfile(max(videos, key=written_at), folder / HUB_VIDEO_FILE)  # which the Hub shows
@@ -89,25 +89,4 @@ def _policies(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
     if checkpoint != "latest":
         return [load_policy(run.path, checkpoint)]
     folders = [path for path in run.tables if checkpoint_env_steps(path)]
-    for path in run.tables:
-        if path not in folders:
-            say(f"{path.name} has no checkpoint yet, so none is shared")
     return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
-
-
-def _copy_whole(policy: Policy, checkpoints: Checkpoints, session_copy: Path) -> None:
-    """Copies all files of a checkpoint, which is read and checked first.
-
-    Raises:
-        UserError: an array is damaged, or the run is a copy whose checkpoints are not whole.
-    """
-    try:
-        checkpoints.check(policy.env_steps)
-    except ParametersOnly as error:
-        raise UserError(
-            f"{checkpoint_path(policy.session_dir, policy.env_steps)}: holds the parameters alone, and"
-            " --checkpoint latest pushes whole checkpoints; choose best or an env step"
-        ) from error
-    shutil.copytree(
-        checkpoint_path(policy.session_dir, policy.env_steps), checkpoint_path(session_copy, policy.env_steps)
-    )
