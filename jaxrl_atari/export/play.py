@@ -54,7 +54,7 @@ class Policy:
         if self._memory:
             inputs |= {"first": np.array([first])} | {f"memory_{i}": x for i, x in enumerate(self._memory)}
         logits, value, *self._memory = self._session.run(None, inputs)
-        return logits[0], float(value[0])
+        return np.asarray(logits)[0], float(np.asarray(value)[0])
 
 
 def make_env(about: dict[str, Any]) -> AtariVectorEnv:
