@@ -9,19 +9,24 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 
 import dataclasses
 import importlib.metadata
+import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import jax
 import numpy as np
 
 from jaxrl_atari import cli
+from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm, resolved_options
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
-from jaxrl_atari.config import Config, DevicesConfig, GpuOption, changed_fields
-from jaxrl_atari.errors import ConfigError, UserError, reason
-from jaxrl_atari.hardware.choice import DeviceChoice, choose_among, choose_devices
+from jaxrl_atari.config import Config, DevicesConfig, GpuOption, PPOConfig, changed_fields
+from jaxrl_atari.devices import device_class
+from jaxrl_atari.dry_run import random_rollout
+from jaxrl_atari.errors import UserError, reason
+from jaxrl_atari.frames import STACK
+from jaxrl_atari.hardware.choice import choose_among
 from jaxrl_atari.hardware.gpus import (
-    Gpu,
     VisibleGpus,
     driver_version,
     gpu_packages,
@@ -32,8 +37,10 @@ from jaxrl_atari.hardware.gpus import (
     visible_gpus,
 )
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
-from jaxrl_atari.learner import memory_report
+from jaxrl_atari.keys import new_key
+from jaxrl_atari.networks import make_network
 from jaxrl_atari.output import counted, say
+from jaxrl_atari.update import init_train_state, update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,52 +57,34 @@ class DeviceProblems(UserError):
     exit_status = 1
 
 
-def _print_report(config: Config, *, with_memory: bool) -> UserError | None:
+def report(config: Config, *, with_memory: bool) -> None:
     """Prints the report.
 
     Args:
         config: its `devices` are those whose memory is reported.
         with_memory: also report the memory that training with the config needs.
 
-    Returns:
-        The error with which the command ends: what keeps this machine from training with the config, or
-        `DeviceProblems`. None: all devices work, or this machine has none but the CPU.
+    Raises:
+        DeviceProblems: the driver or a device cannot be used (status 1).
+        UserError: this machine cannot train with the config (status 2).
     """
-    error, chosen = None, None
-    try:
-        chosen = choose_devices(config.devices)
-    except UserError as caught:  # the report may tell why
-        error = caught
-    wrong_variable = None
-    try:
-        visible = visible_gpus()
-    except ConfigError as caught:
-        wrong_variable = f"an error: {caught}"
-        visible = VisibleGpus((), str(caught), (str(caught),))
     _print_versions()
     do_not_preallocate()  # other processes on the GPU may need the memory
     apply_memory_fraction(config.devices)
-    started, unusable = _start_gpus(visible.gpus)
-    problems = [*visible.failures, *dict.fromkeys(unusable.values())]
-    if not visible.gpus and visible.why_none not in problems:
+    visible, started, problems = _start_gpus(visible_gpus())
+    if visible.why_none and visible.why_none not in problems:
         say(f"no GPU: {visible.why_none}")
     problems += _try_devices([*started.values(), jax.devices("cpu")[0]])
     for option in ("auto", True, False, *range(len(visible.gpus))):
-        picked = wrong_variable if option is not False else None
-        picked = picked or _session_device(option, visible, started, unusable)
-        say(f"devices.gpu = {str(option).lower():5} -> {picked}")
-    if with_memory and chosen is not None and unusable.keys().isdisjoint(chosen.learner):
-        try:
-            say(_memory_text(config, chosen, started))
-        except UserError as caught:
-            error = caught
+        say(f"devices.gpu = {str(option).lower():5} -> {_session_device(option, visible, started)}")
     for problem in problems:
         say(f"problem: {problem}")
-    if error is None and problems:
-        error = DeviceProblems(f"{counted(len(problems), 'problem')} found, listed above")
-    if error is None:
-        say("no problem found")
-    return error
+    chosen = choose_among(config.devices, visible)
+    if with_memory and started.keys() >= {*chosen.learner}:
+        say(memory_report(config, [started[index] for index in chosen.learner] or jax.devices("cpu")))
+    if problems:
+        raise DeviceProblems(f"{counted(len(problems), 'problem')} found, listed above")
+    say("no problem found")
 
 
 def _print_versions() -> None:
@@ -108,27 +97,27 @@ def _print_versions() -> None:
         say(f"{name} {version}")
 
 
-def _start_gpus(gpus: Sequence[Gpu]) -> tuple[Mapping[int, jax.Device], Mapping[int, str]]:
+def _start_gpus(visible: VisibleGpus) -> tuple[VisibleGpus, dict[int, jax.Device], list[str]]:
     """Starts JAX on the visible GPUs, except those whose memory other processes hold: one may keep JAX off all.
 
     Returns:
-        JAX's devices by the indices of the GPUs, and why each of the others cannot be used.
+        The visible GPUs, none of them if JAX cannot start on a GPU; JAX's devices by their indices; problems.
     """
-    unusable = {
-        index: f"GPU {index}: other processes hold its memory" for index, gpu in enumerate(gpus) if is_full(gpu)
-    }
-    free = [index for index in range(len(gpus)) if index not in unusable]
+    full = [index for index, gpu in enumerate(visible.gpus) if is_full(gpu)]
+    free = [index for index in range(len(visible.gpus)) if index not in full]
+    problems = [*visible.failures, *(f"GPU {index}: other processes hold its memory" for index in full)]
     if not free:
         limit_to_cpu()
-        return {}, unusable
+        return visible, {}, problems
     limit_to_gpus(free)
     try:
         started = own_gpus()
     except RuntimeError as error:
         limit_to_cpu()
-        return {}, unusable | dict.fromkeys(free, f"JAX cannot start on a GPU: {reason(error)}")
-    absent = {index: f"JAX has started without GPU {index}" for index in free if index not in started}
-    return started, unusable | absent
+        why = f"JAX cannot start on a GPU: {reason(error)}"
+        return VisibleGpus((), why), {}, [*problems, why]
+    problems += [f"JAX has started without GPU {index}" for index in free if index not in started]
+    return visible, started, problems
 
 
 def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
@@ -160,55 +149,73 @@ def _multiply(device: jax.Device) -> str:
         return f"failed: {reason(error)[:300]}"
 
 
-def _session_device(
-    option: GpuOption, visible: VisibleGpus, started: Mapping[int, jax.Device], unusable: Mapping[int, str]
-) -> str:
+def _session_device(option: GpuOption, visible: VisibleGpus, started: Mapping[int, jax.Device]) -> str:
     """The device on which a session with this `devices.gpu` would learn, or the error."""
-    cpu = str(jax.devices("cpu")[0])
     try:
         learner = choose_among(DevicesConfig(gpu=option), visible).learner
     except UserError:
         return f"an error: {visible.why_none}"
     if not learner:
-        return cpu
-    (index,) = learner
-    if index in started:
-        return str(started[index])
-    if option == "auto" and not is_full(visible.gpus[index]):
-        return cpu
-    return f"an error: {unusable[index]}"
+        return str(jax.devices("cpu")[0])
+    return str(started.get(learner[0], "an error, listed below"))
 
 
-def _memory_text(config: Config, chosen: DeviceChoice, started: Mapping[int, jax.Device]) -> str:
-    """The memory that training with a config needs on each device that learns.
+def memory_report(config: Config, local: Sequence[jax.Device]) -> str:
+    """The memory that training needs on each device that learns, by XLA's analysis of the update, as text.
 
-    The other processes of `devices.distributed` are taken to have as many devices as this one.
+    Args:
+        local: the devices that may learn in this process. Other processes of `devices.distributed` are taken to
+            have as many.
 
     Raises:
         ConfigError: training cannot be split over so many devices.
     """
-    local = [started[index] for index in chosen.learner] or jax.devices("cpu")
+    device = local[0]
     num_learners = config.devices.data_parallel
     if num_learners == "all":
         num_learners = len(local) * (config.devices.num_processes or 1)
     config.check_split(num_learners)
-    return memory_report(config, local[0], num_learners)
+    actions = 18  # the full action set: no ALE game has more
+    num_envs = config.env.num_envs // num_learners
+    options = dataclasses.replace(
+        resolved_options(config), minibatch_size=config.ppo.minibatch_size // num_learners
+    )
+    network = make_network(config.network, actions, device_class(device))
+    algorithm = find_algorithm(config.algorithm)
+
+    def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
+        """The arguments of an update. Only their shapes are used, so nothing of this is computed."""
+        rollout = random_rollout(
+            key, network, length=options.rollout_length, num_envs=num_envs, num_actions=actions
+        )
+        return init_train_state(network.init(key), options, algorithm, key), rollout, options, key
+
+    program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
+    shapes = jax.eval_shape(arguments, new_key(0))
+    with jax.default_device(device):
+        analysis = program.lower(*shapes).compile().memory_analysis()
+    assert analysis is not None
+    held = analysis.argument_size_in_bytes
+    next_rollout = math.prod((options.rollout_length + STACK, num_envs, *network.frame_shape))
+    working = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+    lower = "ppo.minibatch_size" if working > 2 * next_rollout else "env.num_envs"
+    return f"""
+memory of a learner device, if it also acts, by XLA's analysis of the compiled update:
+  parameters, optimiser, rollout {held / 2**20:10,.1f} MiB
+  the next rollout               {next_rollout / 2**20:10,.1f} MiB
+  gradients and activations      {working / 2**20:10,.1f} MiB
+  total                          {(held + next_rollout + working) / 2**20:10,.1f} MiB
+  what reduces it: {lower}
+On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command. Its errors follow the report.
-
-    Raises:
-        DeviceProblems: the driver or a device cannot be used (status 1).
-        UserError: this machine cannot train with the config (status 2).
-    """
+    """The command. Raises what `report` raises."""
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
     changed = changed_fields(Config().to_dict(), options.config.to_dict())
-    has_config = sources.config_file is not None or bool(changed)
-    error = _print_report(options.config, with_memory=has_config)
-    if error is not None:
-        raise error
+    report(options.config, with_memory=sources.config_file is not None or bool(changed))
 
 
 def run() -> None:

@@ -13,11 +13,37 @@ import jax
 
 from jaxrl_atari.config import DevicesConfig, GpuOption, check_fields
 from jaxrl_atari.errors import ConfigError, require
-from jaxrl_atari.hardware import gpus
+from jaxrl_atari.hardware import cpu, gpus
 from jaxrl_atari.hardware.choice import first_devices
-from jaxrl_atari.hardware.device_class import DeviceClass, device_class
 from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.hardware.start import limit_jax, start_jax
+
+DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
+"""Classes of devices, which decide the form and the arithmetic of a network (`networks.make_network`).
+
+| class | devices |
+|---|---|
+| "gpu" | NVIDIA's GPUs |
+| "amx cpu" | a CPU with AVX512-BF16 and AMX |
+| "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
+| "cpu" | any other CPU |
+| "other" | devices of another JAX platform, such as TPUs; no session runs there |
+"""
+
+
+def device_class(device: jax.Device) -> DeviceClass:
+    """The class of a device.
+
+    For a CPU of another process it is the class of this machine's CPU: `place` refuses CPUs that differ.
+    """
+    if device.platform == "gpu":
+        return "gpu"
+    if device.platform != "cpu":
+        return "other"
+    sets = cpu.read_cpu().instruction_sets
+    if "BF16" not in sets:
+        return "cpu"
+    return "amx cpu" if "AMX" in sets else "bfloat16 cpu"
 
 
 class Placement(NamedTuple):

@@ -1,14 +1,11 @@
 """Learning: the train state on the learner's devices, the compiled update, and the parameters to act with.
 
 The loop of a session asks a `Learner` for the parameters to act with, and gives it the rollout that they played.
-`DataParallel` runs the update on one device or on several, each with its part of the environments. The last
-section runs updates on rollouts of random numbers: to try an algorithm without playing, or to measure its memory.
+`DataParallel` runs the update on one device or on several, each with its part of the environments.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import Any
 
@@ -18,24 +15,14 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxrl_atari.algorithm import (
-    Algorithm,
-    Metrics,
-    Rollout,
-    Shard,
-    TrainState,
-    as_numbers,
-    find_algorithm,
-    resolved_options,
-)
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, Shard, TrainState
+from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.frames import STACK, next_age
-from jaxrl_atari.hardware.device_class import device_class
-from jaxrl_atari.keys import key_of_data, new_key
-from jaxrl_atari.networks import Network, make_network
-from jaxrl_atari.update import init_train_state, update
+from jaxrl_atari.hardware.distributed import gather
+from jaxrl_atari.keys import key_of_data
+from jaxrl_atari.networks import Network
+from jaxrl_atari.update import update
 
 PendingMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
@@ -185,13 +172,10 @@ class Learner:
         """`check_state`, without waiting for an update in a thread. On several devices, it waits for the arrays.
 
         All devices start from the same state, and gradients are means over all of them, so only `prepare` can make
-        the state differ. Devices may round the optimiser's steps differently, so parameters and the optimiser's
-        state are compared with `jnp.allclose`, and the rest exactly. A difference in second moments, which are
-        often too small for `jnp.allclose`, is found once the parameters have followed it.
+        the state differ. A difference in second moments, which are often too small for `np.allclose`, is found
+        once the parameters have followed it.
         """
-        rounded = replace(self._state, extra=())
-        exact = replace(self._state, params=(), opt_state=())
-        leaf = self._parallel.differing_leaf(rounded, rounded=True) or self._parallel.differing_leaf(exact)
+        leaf = self._parallel.differing_leaf(self._state)
         if leaf is not None:
             found, expected = "another value on each device", "the same on all devices"
             hint = "compute means over the rollout with mean(x) and mean.moments(x)"
@@ -301,150 +285,18 @@ class DataParallel:
 
         return jax.tree.map(row, tree)
 
-    def differing_leaf(self, tree: Any, *, rounded: bool = False) -> str | None:
-        """The path of the first leaf of a tree that differs from device to device; None if all are equal.
+    def differing_leaf(self, tree: Any) -> str | None:
+        """The path of the first leaf that differs from device to device; None if all are equal.
 
-        All processes must call it, and each gets the same answer.
-
-        Args:
-            rounded: devices may round the tree differently, so floats are compared with `jnp.allclose`.
+        Devices may round differently, so floats are compared with `np.allclose`. All processes must call it, and
+        each gets the same answer.
         """
-        if self._is_single or not jax.tree.leaves(tree):
+        if self._is_single:
             return None
-        differs = _compiled_differs(self.devices, rounded)(tree)
-        answers = jax.device_get(self.local_part(differs, 0))
-        for path, answer in jax.tree_util.tree_leaves_with_path(answers):
-            if answer:
+        for path, x in jax.tree.leaves_with_path(tree):
+            own = np.concatenate(jax.device_get([shard.data for shard in x.addressable_shards]))
+            first, *others = gather(own).reshape(-1, *own.shape[1:])  # one for each device of all processes
+            same = np.allclose if np.issubdtype(own.dtype, np.floating) else np.array_equal
+            if not all(same(first, other, equal_nan=True) for other in others):
                 return jax.tree_util.keystr(path)
         return None
-
-
-@lru_cache(maxsize=8)
-def _compiled_differs(devices: tuple[jax.Device, ...], rounded: bool) -> Callable:
-    """`_differs` on these devices. The sessions of a process share it, so that it is compiled once."""
-    return jax.pmap(partial(_differs, rounded=rounded), axis_name=AXIS, devices=devices)
-
-
-def _differs(tree: Any, rounded: bool) -> Any:
-    """For each leaf, whether it differs on any device from that of the first: bool []. Runs on each device."""
-    is_first = lax.axis_index(AXIS) == 0
-
-    def differs(x: jax.Array) -> jax.Array:
-        value_of_first = lax.psum(jnp.where(is_first, x, jnp.zeros_like(x)), AXIS)
-        same = jnp.allclose if rounded and jnp.issubdtype(x.dtype, jnp.floating) else jnp.array_equal
-        return lax.psum(~same(x, value_of_first, equal_nan=True), AXIS) > 0
-
-    return jax.tree.map(differs, tree)
-
-
-# --- Updates without playing -------------------------------------------------------------------------------------
-
-
-def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metrics]:
-    """One update of a config's algorithm on a random rollout, to look at before a training.
-
-    It is compiled and runs on JAX's default device. The same config gives the same numbers.
-
-    Args:
-        num_actions: of the network. Nothing is played, so it need not be that of the game.
-
-    Returns:
-        The state after the update, and the metrics, as `update.update` returns them.
-
-    Raises:
-        ConfigError: there is no such algorithm or network, or the minibatches do not suit the rollout.
-        InterfaceError: one of them breaks a rule of its interface.
-    """
-    params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
-    algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
-    (device,) = params_key.devices()  # JAX's default device
-    network = make_network(config.network, num_actions, device_class(device))
-    state = init_train_state(network.init(params_key), options, algorithm, init_key)
-    rollout = random_rollout(
-        rollout_key, network, length=options.rollout_length, num_envs=config.env.num_envs, num_actions=num_actions
-    )
-    compiled = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
-    return compiled(state, rollout, as_numbers(options), update_key)
-
-
-def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: int, num_actions: int) -> Rollout:
-    """A rollout of random frames, actions, values and rewards.
-
-    Games are lost at random; the step after a lost game is an auto-reset step.
-
-    Args:
-        network: the network that learns from it.
-        length: T, steps of each environment.
-    """
-    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
-    steps = (length, num_envs)
-    ends = jax.random.bernoulli(end_key, 0.05, steps)
-    terminated = ends & ~_one_later(ends)
-    auto_reset = _one_later(terminated)
-    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
-
-    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        age = next_age(age, first)
-        return age, age
-
-    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
-    value = jax.random.normal(value_key, (length + 1, num_envs))
-    return Rollout(
-        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.frame_shape), jnp.uint8),
-        age=age,
-        action=jax.random.randint(action_key, steps, 0, num_actions),
-        log_prob=jnp.full(steps, -math.log(num_actions), jnp.float32),
-        value=value[:-1],
-        reward=jax.random.normal(reward_key, steps),
-        terminated=terminated,
-        truncated=jnp.zeros(steps, bool),
-        weight=(~auto_reset).astype(jnp.float32),
-        bootstrap_value=value[-1],
-        carry=network.initial_carry(num_envs),
-    )
-
-
-def _one_later(mark: jax.Array) -> jax.Array:
-    """Marks [T, B] moved to the step after; step 0 has none."""
-    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))
-
-
-def memory_report(config: Config, device: jax.Device, num_learners: int = 1) -> str:
-    """The memory that training needs on each learner device, by XLA's analysis of the update, as text.
-
-    Args:
-        device: one of the learner's devices. The update is compiled for it, with its share of the environments and
-            of the minibatches.
-        num_learners: number of the learner's devices, of all processes.
-    """
-    actions = 18  # the full action set: no ALE game has more
-    num_envs = config.env.num_envs // num_learners
-    options = replace(resolved_options(config), minibatch_size=config.ppo.minibatch_size // num_learners)
-    network = make_network(config.network, actions, device_class(device))
-    algorithm = find_algorithm(config.algorithm)
-
-    def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
-        """The arguments of an update. Only their shapes are used, so nothing of this is computed."""
-        rollout = random_rollout(
-            key, network, length=options.rollout_length, num_envs=num_envs, num_actions=actions
-        )
-        return init_train_state(network.init(key), options, algorithm, key), rollout, options, key
-
-    program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
-    shapes = jax.eval_shape(arguments, new_key(0))
-    with jax.default_device(device):
-        analysis = program.lower(*shapes).compile().memory_analysis()
-    assert analysis is not None
-    held = analysis.argument_size_in_bytes
-    next_rollout = math.prod((options.rollout_length + STACK, num_envs, *network.frame_shape))
-    working = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    lower = "ppo.minibatch_size" if working > 2 * next_rollout else "env.num_envs"
-    return f"""
-memory of a learner device, if it also acts, by XLA's analysis of the compiled update:
-  parameters, optimiser, rollout {held / 2**20:10,.1f} MiB
-  the next rollout               {next_rollout / 2**20:10,.1f} MiB
-  gradients and activations      {working / 2**20:10,.1f} MiB
-  total                          {(held + next_rollout + working) / 2**20:10,.1f} MiB
-  what reduces it: {lower}
-On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
-"""

@@ -202,7 +202,7 @@ def strongly_typed(tree: Any) -> Any:
 # --- The choice --------------------------------------------------------------------------------------------------
 
 CPUS = {"cpu", "bfloat16 cpu", "amx cpu"}
-"""The classes of CPUs (`hardware/device_class.py`); the last two multiply bfloat16."""
+"""The classes of CPUs (`devices.device_class`); the last two multiply bfloat16."""
 
 
 def make_network(config: NetworkConfig, num_actions: int, *devices: str) -> Network:

@@ -50,7 +50,6 @@ With several processes, the games differ from those of one: an environment then 
 import itertools
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -60,16 +59,14 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.algorithm import Rollout
-from jaxrl_atari.config import Config
-from jaxrl_atari.devices import Placement, check_placement
-from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
+from jaxrl_atari.devices import check_placement
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps, join, split
+from jaxrl_atari.envs.record import GamesInProgress, Segment
 from jaxrl_atari.envs.replay import restore_games
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.frames import STACK, as_frames, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
-from jaxrl_atari.networks import Network, Observation, make_network
+from jaxrl_atari.networks import Network, Observation
 from jaxrl_atari.ppo import log_prob_of
 
 # --- Environments ------------------------------------------------------------------------------------------------
@@ -237,150 +234,6 @@ def outcome_of(step: EnvStep, rules: Rules) -> dict[str, np.ndarray]:
         "truncated": step.truncated,
         "weight": (~step.first).astype(np.float32),
     }
-
-
-def make_groups(config: Config, placement: Placement, seed: int, first_step: int = 0) -> list[list[EnvGroup]]:
-    """All environments of a session, as `collect` takes them, with one network for all.
-
-    They are numbered 0 .. B-1. Each of the learner's devices has a block of consecutive numbers, which is divided
-    among its groups.
-
-    The caller closes the pools of the groups. If a group cannot be made, all pools are closed here.
-
-    Args:
-        seed: seed of the games.
-        first_step: steps that each environment made before a resume that starts new games.
-
-    Returns:
-        For each of this process's learner devices, its groups.
-    """
-    env = config.env
-    envs_per_device = env.num_envs // len(placement.learner)
-    size = envs_per_device // (env.num_groups or 1)
-    anchor_steps = 0  # no record of the games
-    if not config.unrecorded_reason:
-        anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
-
-    network: Network | None = None
-    groups: list[list[EnvGroup]] = []
-    with ExitStack() as exits:
-        for learner, actor in zip(placement.local_learner, placement.actors, strict=True):
-            first_of_device = placement.learner.index(learner) * envs_per_device
-            groups.append([])
-            for first_env in range(first_of_device, first_of_device + envs_per_device, size):
-                pool = make_pool(
-                    env.backend,
-                    env.game_name,
-                    size,
-                    seed=seed,
-                    first_env=first_env,
-                    num_threads=env.num_threads,
-                    rules=env.rules,
-                    anchor_steps=anchor_steps,
-                    first_step=first_step,
-                    gymnasium=env.gymnasium,
-                )
-                exits.callback(pool.close)
-                network = network or make_network(config.network, pool.num_actions, *placement.device_classes)
-                group = EnvGroup(
-                    pool,
-                    network,
-                    device=actor,
-                    rules=env.rules,
-                    first_env=first_env,
-                    check=config.devices.check,
-                )
-                groups[-1].append(group)
-        exits.pop_all()  # all groups are made: no pool is closed
-    return groups
-
-
-class Environments:
-    """The environments of a session.
-
-    Args:
-        groups: for each learner device of this process, its groups of environments.
-        game_seed: seed of the games.
-        why_new: why the games of a checkpoint could not continue; empty if they do, or there were none.
-    """
-
-    def __init__(self, groups: list[list[EnvGroup]], game_seed: int, why_new: str = ""):
-        self.groups = groups
-        self.game_seed = game_seed
-        self.why_new = why_new
-
-    def _all(self) -> list[EnvGroup]:
-        return list(itertools.chain(*self.groups))
-
-    @property
-    def num_actions(self) -> int:
-        """Number of the game's actions."""
-        return self.groups[0][0].pool.num_actions
-
-    @property
-    def network(self) -> Network:
-        """The network that acts in all of them."""
-        return self.groups[0][0].network
-
-    def games_so_far(self) -> np.ndarray:
-        """Return and env steps so far of each game in progress, float64 [B, 2]."""
-        return np.concatenate([group.episodes.so_far for group in self._all()])
-
-    def resume(self, games: GamesInProgress, carry: dict[str, np.ndarray]) -> None:
-        """Plays the games of a checkpoint again up to where they were, so that they continue there.
-
-        Args:
-            games: games of all environments.
-            carry: what `join_carries` returned; empty if the network has no memory.
-        """
-        for group in self._all():
-            group.resume(
-                split(games, first_env=group.first_env, num_envs=group.pool.num_envs), split_carry(carry, group)
-            )
-
-    def cut_segments(self) -> tuple[dict[str, Any], list[Segment]]:
-        """Takes what a checkpoint keeps of the games in progress, and the steps since the last call.
-
-        Returns:
-            The items of the checkpoint: `games` and, for a network with a memory, `carry`. Then the steps of each
-            group. Both are empty if the back end does not record its games.
-        """
-        taken = [group.cut_segment() for group in self._all()]
-        recorded = [each for each in taken if each is not None]
-        if len(recorded) < len(taken):
-            return {}, []
-        games, segments = zip(*recorded, strict=True)
-        items: dict[str, Any] = {"games": join(games)._asdict()}
-        carry = join_carries([group.rollout_start.carry for group in self._all()])
-        if carry:
-            items["carry"] = carry
-        return items, list(segments)
-
-    def close(self) -> None:
-        """Frees the emulators."""
-        for group in self._all():
-            group.pool.close()
-
-
-def join_carries(carries: Sequence[Any]) -> dict[str, np.ndarray]:
-    """The carries of all groups as an item of a checkpoint: number of a leaf -> `[B, ...]`. May be empty."""
-    leaves = [jax.tree.leaves(jax.device_get(carry)) for carry in carries]
-    return {str(number): np.concatenate(parts) for number, parts in enumerate(zip(*leaves, strict=True))}
-
-
-def split_carry(saved: dict[str, np.ndarray], group: EnvGroup) -> Any:
-    """The carry of a group, from what `join_carries` returned.
-
-    Raises:
-        UserError: the network has a memory of another form.
-    """
-    envs = slice(group.first_env, group.first_env + group.pool.num_envs)
-    leaves, structure = jax.tree.flatten(group.rollout_start.carry)
-    own = {str(number): leaf for number, leaf in enumerate(leaves)}
-    found, expected = ({name: x.shape[1:] for name, x in carry.items()} for carry in (saved, own))
-    if found != expected:
-        raise UserError(f"the memory of the network has other shapes: {found} -> {expected}")
-    return structure.unflatten([saved[name][envs] for name in own])
 
 
 # --- The loop ----------------------------------------------------------------------------------------------------

@@ -5,48 +5,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
 from threadpoolctl import threadpool_limits
 
-from jaxrl_atari.algorithm import (
-    Algorithm,
-    TrainState,
-    check_names_and_minibatches,
-    find_algorithm,
-    resolved_options,
-)
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig
-from jaxrl_atari.devices import Placement, place
+from jaxrl_atari.algorithm import Algorithm, check_names_and_minibatches, find_algorithm, resolved_options
+from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.devices import Placement, device_class, place
+from jaxrl_atari.environments import Environments, start_environments
 from jaxrl_atari.envs.pool import FinishedGame
-from jaxrl_atari.envs.record import GamesInProgress
-from jaxrl_atari.errors import Stopped, UserError, reason
+from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.evaluate.policy import load_parameters
-from jaxrl_atari.hardware.device_class import device_class
-from jaxrl_atari.hardware.distributed import gather_items, is_leader, sum_over_processes
+from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.learner import Learner, PendingMetrics
 from jaxrl_atari.networks import Network, make_network, speed_hints
-from jaxrl_atari.output import say_traceback
-from jaxrl_atari.rollout import Environments, collect, make_groups
+from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.arrays import array_shapes, digest_of, name_of
-from jaxrl_atari.runs.checkpoints import Checkpoints, ResumedCheckpoint
+from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
 from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due, return_ma_window
 from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
-from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.update import current_options, init_train_state, learning_rate
 
@@ -61,7 +51,7 @@ def run_session(
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
     on_first_update: Callable[[], None] = lambda: None,
-    ends_early: Callable[[], bool] | None = None,
+    ends_early: Callable[[], bool] = lambda: False,
 ) -> None:
     """Trains one session of a trial, with seed `config.seed + session_number`, and writes all its files.
 
@@ -74,10 +64,8 @@ def run_session(
         stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session
             writes its last checkpoint and ends.
         on_first_update: called after the first update.
-        ends_early: asked before each rollout while the budget lasts; once it is true, the session ends as if its
-            budget were spent, but without an evaluation that is due at the end of the budget. With
-            `devices.distributed`, give it in all processes or in none: their answers are summed. One true answer
-            ends the session in all of them.
+        ends_early: asked before each rollout while the budget lasts. Once it is true in any process, the session
+            ends as if its budget were spent, but without an evaluation that is due at the end of the budget.
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint, if any, is kept), a file cannot be
@@ -89,7 +77,6 @@ def run_session(
         contextlib.closing(terminal),
         open_session(
             config,
-            place_session(config),
             session_dir,
             session_number,
             resume=resume,
@@ -172,7 +159,7 @@ class Session:
     checkpoints: Checkpoints | None  # None in a process that is not the leader
     keep_dir: Callable[[], None]  # a new directory stays from now on; before the first update, an error removes it
     stop_requested: Callable[[], bool]
-    ends_early: Callable[[], bool] | None  # None: nothing but the budget ends the session
+    ends_early: Callable[[], bool]
     finished_games: list[FinishedGame] = field(default_factory=list, init=False)  # since the last checkpoint
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
@@ -191,7 +178,7 @@ class Session:
 
     def goes_on(self) -> bool:
         """Asks all processes whether to collect another rollout: training is not over, and no stop requested."""
-        if self.ends_early is not None and not self.is_over:
+        if not self.is_over:
             self._has_ended_early = sum_over_processes(self.ends_early()) > 0
         return not self.is_over and not self.is_stopping()
 
@@ -303,53 +290,36 @@ def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.A
 # --- Making a session --------------------------------------------------------------------------------------------
 
 
-def place_session(config: Config) -> Placement:
-    """Places a session (`devices.place`), and checks that its config suits the devices that learn.
-
-    The environments and the minibatches must be divisible by the number of these devices.
-
-    Raises:
-        ConfigError: a device that is not there, or sizes that do not suit the number of devices.
-    """
-    placement = place(config.devices)
-    config.check_split(len(placement.learner))
-    check_names_and_minibatches(config, len(placement.learner))
-    return placement
-
-
 @contextlib.contextmanager
 def open_session(
     config: Config,
-    placement: Placement,
     session_dir: Path,
     session_number: int = 0,
     *,
     resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
-    ends_early: Callable[[], bool] | None = None,
+    ends_early: Callable[[], bool] = lambda: False,
 ) -> Iterator[Session]:
     """Makes a session, from its newest sound checkpoint if it is resumed, and closes its parts after the block.
 
-    Of several processes, only the leader writes files and lines.
-
-    The order of its parts matters. A checkpoint of another network is refused before a game starts. The
-    environments come before the learner, because they give the number of actions, which the network needs. The
-    logs come after all that may fail on a wrong option or a damaged checkpoint, because opening them truncates
-    files.
+    Of several processes, only the leader writes files and lines. The logs come after all that may fail on a wrong
+    option or a damaged checkpoint, because opening them truncates files.
 
     Args:
-        placement: what `place_session` returned.
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
         session_dir, session_number, resume, stop_requested, ends_early: see `run_session`.
+
+    Raises:
+        UserError: as `run_session`, or as `devices.place`; sizes do not suit the number of devices that learn.
     """
+    placement = place(config.devices)
+    config.check_split(len(placement.learner))
+    check_names_and_minibatches(config, len(placement.learner))
     leads = is_leader()
-    if leads and config.log.wandb:
-        require_wandb()
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)
     seed = config.seed + session_number
-    network_for = partial(make_network, config.network)  # of the number of actions, and the classes of its devices
     with contextlib.ExitStack() as exits:
         keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else lambda: None
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
@@ -362,30 +332,35 @@ def open_session(
         checkpoints = Checkpoints(session_dir, say)
         resumed = checkpoints.resume() if resume else None
         progress = Progress(resumed.meta if resumed else {}, return_ma_window(config.total_env_steps))
-        arrays = None
-        if resumed is not None:
-            network = network_for(resumed.meta["num_actions"], *placement.device_classes)
-            arrays = resume_arrays(resumed, network, algorithm, options, device=placement.home)
-            checkpoints.set_damaged_aside(resumed.damaged)
 
         # What plays, learns and evaluates.
         environments = start_environments(
-            config, placement, seed=seed, progress=progress, checkpoints=checkpoints, resumed=resumed, say=say
+            config, placement, seed=seed, progress=progress, resumed=resumed, say=say
         )
         exits.callback(environments.close)
         network = environments.network
         for hint in speed_hints(network):
             say(hint)
-        if arrays is None:
-            initial = initial_parameters(config, network, say) if config.init_from else {}
+        acting = evaluated = None  # of the checkpoint: parameters that act, and those in an evaluation
+        if resumed is None:
+            initial = initial_parameters(config, network, say) if config.init_from else None
             arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home, initial=initial)
+        else:
+            target = abstract_arrays(network, algorithm, options, device=placement.home)
+            arrays = resumed.to_devices("arrays", target)
+            params = arrays["train_state"].params
+            if "acting" in resumed.items:
+                acting = resumed.to_devices("acting", params)
+            if "evaluation" in resumed.items:
+                evaluated = resumed.to_devices("evaluation", params)
+            checkpoints.set_damaged_aside(resumed.damaged)
         learner = Learner(
             placement,
             network,
             algorithm,
-            arrays.train_state,
+            arrays["train_state"],
             overlap=config.overlap == "update",
-            lagged_params=arrays.lagged_params,
+            lagged_params=acting,
             check=config.devices.check,
         )
         exits.callback(learner.close)
@@ -393,7 +368,7 @@ def open_session(
         if leads and config.evaluation.every_env_steps:
             evaluator = Evaluator(
                 config,
-                network_for(environments.num_actions, device_class(placement.evaluator)),
+                make_network(config.network, environments.num_actions, device_class(placement.evaluator)),
                 seed=seed,
                 num_actions=environments.num_actions,
                 device=placement.evaluator,
@@ -401,26 +376,25 @@ def open_session(
                 writer=outputs,
             )
             exits.callback(evaluator.close)
-            if arrays.evaluated_params is not None:
-                evaluator.start(arrays.evaluated_params, progress.evaluated_env_steps)
+            if evaluated is not None:
+                evaluator.start(evaluated, progress.evaluated_env_steps)
 
         # What is written down.
         if leads:
-            was_evaluating = arrays.evaluated_params is not None  # at the checkpoint
             open_logs(
                 config,
                 session_dir,
                 progress,
                 outputs,
                 starts_anew=resumed is None,
-                was_evaluating=was_evaluating,
+                was_evaluating=evaluated is not None,
             )
         log = SessionLog(
             outputs,
             config.log_interval,
             progress,
             unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
-            optimizer_steps=int(arrays.train_state.optimizer_steps),
+            optimizer_steps=int(arrays["train_state"].optimizer_steps),
             steps_per_update=config.ppo.epochs * config.num_minibatches,
             monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
             games_so_far=environments.games_so_far,
@@ -429,7 +403,7 @@ def open_session(
         session = Session(
             config=config,
             seed=seed,
-            key=arrays.key,
+            key=arrays["key"],
             placement=placement,
             network=network,
             progress=progress,
@@ -445,20 +419,11 @@ def open_session(
         say(f"device: {session.describe_devices()}")
         if resumed is not None:
             say(resume_text(resumed.meta, session.meta()))
-        del arrays, resumed  # frees the train state and the checkpoint: the learner has a copy
+        del arrays, acting, evaluated, resumed  # frees the checkpoint: the learner has a copy
         yield session
 
 
 # --- The arrays that it starts from ------------------------------------------------------------------------------
-
-
-class SessionArrays(NamedTuple):
-    """The arrays that a session starts from."""
-
-    train_state: TrainState
-    key: jax.Array  # all other keys derive from it
-    lagged_params: Any = None  # the item `acting`; None before the first update, and without overlap
-    evaluated_params: Any = None  # those of the evaluation that ran at the checkpoint; None if none did
 
 
 def initial_parameters(config: Config, network: Network, say: Callable[[str], object]) -> dict[str, np.ndarray]:
@@ -493,9 +458,9 @@ def first_arrays(
     *,
     seed: int,
     device: jax.Device,
-    initial: Mapping[str, np.ndarray] = MappingProxyType({}),
-) -> SessionArrays:
-    """The arrays of a session before its first update.
+    initial: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """The item `arrays` of a checkpoint before the first update: `train_state`, and `key`, the source of all keys.
 
     They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal
     initialiser calls LAPACK's QR, which rounds differently with another number of threads. That number depends on
@@ -508,36 +473,15 @@ def first_arrays(
         initial: parameters that replace random ones, by their paths.
     """
     with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
-        arrays = _first_arrays(network, algorithm, options, new_key(seed), dict(initial))
+        arrays = _first_arrays(network, algorithm, options, new_key(seed), dict(initial or {}))
         jax.block_until_ready(arrays)  # before the limit ends
-    return SessionArrays(**jax.device_put(arrays, device))
-
-
-def resume_arrays(
-    resumed: ResumedCheckpoint, network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
-) -> SessionArrays:
-    """The arrays of the checkpoint that a session resumes from.
-
-    Args:
-        options: as `resolved_options` returns them.
-        device: where the arrays are put.
-
-    Raises:
-        UserError: the checkpoint holds another network or optimiser.
-    """
-    target = abstract_arrays(network, algorithm, options, device=device)
-    arrays = SessionArrays(**resumed.to_devices("arrays", target))
-    # The other items in memory, `acting` and `evaluation`, have the form of the parameters.
-    params = {
-        item: resumed.to_devices(item, arrays.train_state.params) for item in resumed.items if item != "arrays"
-    }
-    return arrays._replace(lagged_params=params.get("acting"), evaluated_params=params.get("evaluation"))
+    return jax.device_put(arrays, device)
 
 
 def abstract_arrays(
     network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
 ) -> dict[str, Any]:
-    """Shapes, types and placement of the item `arrays` of a checkpoint: `train_state` and `key`."""
+    """Shapes, types and placement of what `first_arrays` returns."""
     key = jax.eval_shape(lambda: new_key(0))
     shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key, {})
     sharding = jax.sharding.SingleDeviceSharding(device)
@@ -552,71 +496,3 @@ def _first_arrays(
     params = jax.tree_util.tree_map_with_path(lambda path, x: initial.get(name_of(path), x), params)
     train_state = init_train_state(params, options, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
     return {"train_state": train_state, "key": key}
-
-
-# --- The environments that it starts from ------------------------------------------------------------------------
-
-
-def start_environments(
-    config: Config,
-    placement: Placement,
-    *,
-    seed: int,
-    progress: Progress,
-    checkpoints: Checkpoints,
-    resumed: ResumedCheckpoint | None,
-    say: Callable[[str], object],
-) -> Environments:
-    """Makes environments in which the games of a checkpoint continue if that is possible; else new games start.
-
-    Of several processes, either all continue their games or none does.
-
-    Args:
-        seed: seed of the session, from which that of new games derives.
-        progress: how far the session has come.
-        resumed: the checkpoint that the session resumes from; None for a new session.
-        say: receives a line for the user if the games of a checkpoint cannot continue.
-    """
-    make = partial(make_groups, config, placement)
-    why_new = ""
-    if resumed is not None:
-        why_new = games_problem(config.env, resumed.meta)
-        if not why_new:
-            game_seed = resumed.meta["game_seed"]
-            # 0 steps so far: the games are played again from their start, which counts their steps.
-            environments = Environments(make(game_seed, 0), game_seed)
-            why_new = _continue_games(environments, checkpoints, resumed)
-            if not why_new:
-                return environments
-            environments.close()
-        say(f"new games are started ({why_new})")
-    game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
-    return Environments(make(game_seed, progress.steps_per_env), game_seed, why_new)
-
-
-def _continue_games(environments: Environments, checkpoints: Checkpoints, resumed: ResumedCheckpoint) -> str:
-    """Continues the games of a checkpoint. If a bug prevents it, the traceback is printed.
-
-    Returns:
-        Why they cannot continue, in this process or in another; empty if they do, in all processes.
-    """
-    why_new = ""
-    try:
-        games = GamesInProgress(**checkpoints.restore(resumed.env_steps, item="games"))
-        has_memory = "carry" in resumed.meta["items"]
-        carry = checkpoints.restore(resumed.env_steps, item="carry") if has_memory else {}
-        environments.resume(games, carry)
-    except Exception as error:  # a hostile item may raise any type; the pool checks every action
-        say_traceback(error)
-        why_new = reason(error)
-    return next(filter(None, gather_items([why_new])), "")
-
-
-def games_problem(env: EnvConfig, meta: dict[str, Any]) -> str:
-    """Why the games of a checkpoint cannot continue in these environments; empty if they can."""
-    if "games" not in meta["items"]:
-        return "the checkpoint has none: the back end ale records them, in a single process"
-    before = meta["config"]["env"]
-    now = {"num_envs": env.num_envs, "backend": env.backend}
-    changed = [f"env.{name} {before.get(name)} -> {now[name]}" for name in now if before.get(name) != now[name]]
-    return ", ".join(changed)

@@ -27,7 +27,7 @@ from jaxrl_atari.envs import EnvPool, make_pool, process_threads
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS
-from jaxrl_atari.session import Session, iterations, open_session, place_session
+from jaxrl_atari.session import Session, iterations, open_session
 from jaxrl_atari.update import current_options, learning_rate
 
 
@@ -68,7 +68,7 @@ def open_training(config: Config) -> Iterator[Training]:
     config = dataclasses.replace(config, total_env_steps=10**12, log=log)  # never ends by itself
     with (
         tempfile.TemporaryDirectory(prefix="jaxrl_atari_benchmark_") as folder,
-        open_session(config, place_session(config), Path(folder, "session_0")) as session,
+        open_session(config, Path(folder, "session_0")) as session,
     ):
         training = Training(session, iterations(session))
         next(training.iterations)

@@ -120,7 +120,7 @@ def chunk_size(cpu: str, dtype: Any) -> int:
     matrix units) needs large products, and other CPUs gain more from their caches.
 
     Args:
-        cpu: class of the CPUs that compute (`hardware/device_class.py`).
+        cpu: class of the CPUs that compute (`devices.device_class`).
         dtype: type of the torso's arithmetic.
     """
     if jnp.dtype(dtype) == jnp.float32:

@@ -1,7 +1,7 @@
 """Several processes that learn together (`devices.distributed`): joining, sums, and agreement.
 
 In a single process, `sum_over_processes`, `gather_items` and `agree` return their argument, and start no back end.
-In several, what they return has passed through JSON: a tuple comes back as a list.
+In several, items pass through JSON: a tuple comes back as a list.
 """
 
 import itertools
@@ -95,9 +95,7 @@ def is_leader() -> bool:
 
 def sum_over_processes(count: int) -> int:
     """The sum of the counts of all processes."""
-    if not jax.distributed.is_initialized():
-        return count
-    return int(_gather(np.int32(count)).sum())
+    return int(gather(np.int32(count)).sum())
 
 
 def gather_items(items: Sequence[Any]) -> Sequence[Any]:
@@ -109,20 +107,22 @@ def gather_items(items: Sequence[Any]) -> Sequence[Any]:
     if not jax.distributed.is_initialized():
         return items
     text = np.frombuffer(json.dumps(items).encode(), np.uint8)
-    lengths = _gather(np.int32(len(text)))
+    lengths = gather(np.int32(len(text)))
     longest = int(lengths.max())
     padding = 2 ** longest.bit_length() - len(text)  # up to a power of 2, so that few sizes are compiled
-    texts = _gather(np.pad(text, (0, padding)))
+    texts = gather(np.pad(text, (0, padding)))
     parts = [json.loads(bytes(each[:length])) for each, length in zip(texts, lengths, strict=True)]
     return list(itertools.chain(*parts))
 
 
-def _gather(x: Any) -> np.ndarray:
+def gather(x: Any) -> np.ndarray:
     """The arrays of all processes, which have one shape: [...] -> [processes, ...].
 
     Raises:
         ConfigError: processes have different numbers of devices, between which JAX gathers nothing.
     """
+    if not jax.distributed.is_initialized():
+        return np.asarray(x)[None]
     numbers = Counter(device.process_index for device in jax.devices())
     got = " and ".join(str(numbers[index]) for index in sorted(numbers))
     hint = f"they have {got}; CUDA_VISIBLE_DEVICES or JAX_LOCAL_DEVICE_IDS chooses the GPUs of a process"

@@ -77,7 +77,7 @@ class ResumedCheckpoint(NamedTuple):
 
     path: Path
     env_steps: int
-    items: dict[str, dict[str, np.ndarray]]  # `arrays`, `acting`, `evaluation` -> path -> array
+    items: dict[str, dict[str, np.ndarray]]  # `arrays`, `games`, ... -> path -> array
     meta: dict[str, Any]
     damaged: Damaged  # newer checkpoints
 
@@ -241,12 +241,10 @@ class Checkpoints:
         return resumed
 
     def _read(self, env_steps: int) -> ResumedCheckpoint:
-        """Reads a checkpoint for `resume`; `acting` and `evaluation` for the leader alone."""
+        """Reads a checkpoint for `resume`: all of it for the leader, the arrays for others."""
         meta = self.read_meta(env_steps)
-        items = {"arrays": self.restore(env_steps)}
-        if is_leader():
-            for name in meta["items"].keys() & {"acting", "evaluation"}:
-                items[name] = self.restore(env_steps, item=name)
+        names = ["arrays", *meta["items"]] if is_leader() else ["arrays"]
+        items = {name: self.restore(env_steps, item=name) for name in names}
         return ResumedCheckpoint(checkpoint_path(self.session_dir, env_steps), env_steps, items, meta, {})
 
     def set_damaged_aside(self, damaged: Damaged) -> None:

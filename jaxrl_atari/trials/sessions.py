@@ -151,7 +151,7 @@ def train_session(
                 ],
                 on_first_update=after_first_update,
                 stop_requested=lambda: request.requested or stop_requested(),
-                ends_early=rule.ends_session if rule.is_active else None,
+                ends_early=rule.ends_session,
             )
         except SystemExit as error:
             raise UserError(f"sys.exit({error.code!r}) has ended the session") from error
@@ -212,12 +212,6 @@ class StopRule(Writer):
         before = read_early_end(session_dir)
         self._is_saved = before is not None and before.holds_under(config.total_env_steps)
         self._end = before if self._is_saved else None  # None until the session is to end
-
-    @property
-    def is_active(self) -> bool:
-        """Whether there is a rule, or the session has met one before it was resumed."""
-        has_limit = self._log.stop_at_return is not None or self._log.stop_after_hours is not None
-        return self._stop is not None or has_limit or self._end is not None
 
     def write(self, row: Row) -> None:
         if self._end is not None:

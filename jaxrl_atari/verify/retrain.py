@@ -17,7 +17,7 @@ from jaxrl_atari.imports import passed_on
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import checkpoint_path, session_number
-from jaxrl_atari.session import iterations, open_session, place_session
+from jaxrl_atari.session import iterations, open_session
 
 
 def retrain(session_dir: Path, start: int) -> str:
@@ -86,8 +86,7 @@ def _train_again(config: Config, session_dir: Path, start: int, target: WrittenC
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
-        placement = place_session(config)
-        with open_session(config, placement, copy, session_number(session_dir), resume=True) as session:
+        with open_session(config, copy, session_number(session_dir), resume=True) as session:
             # Most commits change no number: the revision is named only if the bits differ.
             here = session.provenance | {"git_revision": None}
             if changed := changed_fields(target.provenance | {"git_revision": None}, here):

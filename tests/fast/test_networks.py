@@ -227,7 +227,7 @@ def test_the_first_parameters_do_not_depend_on_the_threads_of_blas():
 
     def first_params_with(threads):
         with threadpool_limits(threads, user_api="blas"):
-            return jax.device_get(first_arrays(Config(), ACTIONS, jax.devices("cpu")[0]).train_state.params)
+            return jax.device_get(first_arrays(Config(), ACTIONS, jax.devices("cpu")[0])["train_state"].params)
 
     jax.tree.map(np.testing.assert_array_equal, first_params_with(1), first_params_with(2))
 

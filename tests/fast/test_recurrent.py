@@ -2,13 +2,10 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import pytest
 from fake_pools import NoisePool, group_of
 from small_networks import Recurrent, make
 
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.rollout import act, collect, join_carries, split_carry
+from jaxrl_atari.rollout import act, collect
 
 
 class WeaklyTyped(Recurrent):
@@ -26,12 +23,3 @@ def test_a_memory_has_fixed_types_from_the_start():
     before = act._cache_size()
     collect([[group]], [params], jax.random.key(1), 2)
     assert act._cache_size() == before
-
-
-def test_a_memory_of_another_form_does_not_go_on():
-    group = group_of(NoisePool(4, seed=0), make(Recurrent, NoisePool.num_actions)[1])
-    saved = join_carries([group.rollout_start.carry])
-    jax.tree.map(np.testing.assert_array_equal, split_carry(saved, group), group.rollout_start.carry)
-    for other in ({"0": saved["0"]}, saved | {"1": saved["1"][:, :-1]}):
-        with pytest.raises(UserError, match="the memory of the network has other shapes"):
-            split_carry(other, group)

@@ -1,12 +1,13 @@
 """The memory of the compiled update."""
 
 import re
+from dataclasses import replace
 
 import jax
 import pytest
 
-from jaxrl_atari.config import Config, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.learner import memory_report
+from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
+from jaxrl_atari.device_report import memory_report
 
 SMALL = Config(
     env=EnvConfig(num_envs=8),
@@ -17,7 +18,8 @@ SMALL = Config(
 
 def sizes(config, devices=1):
     """MiB: what is held, the next rollout, gradients and activations, and the total."""
-    report = memory_report(config, jax.devices("cpu")[0], devices)
+    config = replace(config, devices=DevicesConfig(data_parallel=devices))
+    report = memory_report(config, jax.devices("cpu"))
     return [float(size) for size in re.findall(r"([\d.]+) MiB", report)]
 
 

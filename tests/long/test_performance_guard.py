@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.learner import compiled_update, random_rollout
+from jaxrl_atari.dry_run import random_rollout
+from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import PPO
-from jaxrl_atari.session import iterations, open_session, place_session
+from jaxrl_atari.session import iterations, open_session
 from jaxrl_atari.update import init_train_state, update
 
 ENVS, GROUPS, LENGTH = 4, 2, 8
@@ -56,7 +57,7 @@ def iterate(run, times):
 def test_everything_is_compiled_once(overlap, devices, tmp_path):
     config = dataclasses.replace(small(overlap=overlap), devices=DevicesConfig(gpu=False, data_parallel=devices))
     compiled_update.cache_clear()  # other sessions of this process may have compiled it already
-    with jax_events() as events, open_session(config, place_session(config), tmp_path / "session_0") as run:
+    with jax_events() as events, open_session(config, tmp_path / "session_0") as run:
         iterate(run, 2)
         assert events[COMPILED]
         before = run.learner.state.params["dense"]["kernel"]
@@ -69,7 +70,7 @@ def test_everything_is_compiled_once(overlap, devices, tmp_path):
     other = dataclasses.replace(config, ppo=jax.tree.map(lambda x: 0.9 * x, config.ppo))
     with (
         jax_events() as events,
-        open_session(other, place_session(other), tmp_path / "session_1", session_number=1) as run,
+        open_session(other, tmp_path / "session_1", session_number=1) as run,
     ):
         iterate(run, 2)
         run.finish()

@@ -11,7 +11,7 @@ import threading
 import jax
 import psutil
 import pytest
-from small_training import TINY, Lines, change, flip_bit, latest_meta, read_table, stop_before
+from small_training import TINY, Lines, change, latest_meta, read_table, stop_before
 from user_commands import ROOT, user_environment
 
 from jaxrl_atari.errors import UserError
@@ -20,7 +20,7 @@ from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.runs.reading import is_finished
 from jaxrl_atari.runs.session_log import NonFiniteError
-from jaxrl_atari.session import iterations, open_session, place_session, run_session
+from jaxrl_atari.session import iterations, open_session, run_session
 
 CPU = jax.devices("cpu")[0]
 LARGER = change(TINY, total_env_steps=320)
@@ -65,7 +65,7 @@ def test_what_is_not_finite_is_not_saved(overlap, copied):
 
 def test_parameters_that_the_last_gradient_step_has_ruined_are_not_saved(copied):
     """The metrics of its update do not show it."""
-    with open_session(LARGER, place_session(LARGER), copied, resume=True) as run:
+    with open_session(LARGER, copied, resume=True) as run:
         state = run.learner.state
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):
@@ -109,10 +109,7 @@ def test_stops_during_the_last_two_evaluations(session_dir):
     """The first one is still running when the last update ends, so that the checkpoint has nothing of the
     second one. Each is stopped once; a resume plays both."""
     config = change(TINY, evaluation={"every_env_steps": 128, "episodes": 1_000})
-    place = place_session(config)
-    with open_session(
-        config, place, session_dir, stop_requested=lambda: config.is_spent(run.progress.env_steps)
-    ) as run:
+    with open_session(config, session_dir, stop_requested=lambda: config.is_spent(run.progress.env_steps)) as run:
         for _ in iterations(run):
             pass
         run.finish()
@@ -143,7 +140,7 @@ def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(c
         return sum(array.nbytes for array in jax.live_arrays())
 
     before = live_bytes()
-    with open_session(LARGER, place_session(LARGER), copied, resume=True) as run:
+    with open_session(LARGER, copied, resume=True) as run:
         held = live_bytes() - before
         state = sum(array.nbytes for array in jax.tree.leaves(run.learner.state))
     assert state > 10e6
@@ -151,23 +148,15 @@ def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(c
 
 
 def test_where_games_cannot_go_on_new_ones_are_started(copied, capsys):
-    """With another number of environments, and where the games of a sound checkpoint are damaged."""
-    shutil.copytree(copied, other := copied.with_name("session_1"))
-    for path in other.glob("checkpoints/*/games/**/[0-9]*"):
-        if path.is_file():
-            flip_bit(path)
+    """With another number of environments, say."""
     at = latest_meta(copied)["env_steps"]
     logged = read_table(copied / "metrics.csv")
-    for folder, config, problem in (
-        (copied, change(LARGER, env={"num_envs": 8}), r"env\.num_envs 4 -> 8"),
-        (other, LARGER, ".*games cannot be read .*"),
-    ):
-        run_session(config, folder, resume=True)
-        out = capsys.readouterr().out
-        assert re.search(rf"new games are started \({problem}\)\n", out)
-        assert f"resumed at {at} env steps" in out
-        assert read_table(folder / "metrics.csv")[: len(logged) - 1] == logged[:-1]
-        assert load_policy(folder, "latest", device=CPU).env_steps > at
+    run_session(change(LARGER, env={"num_envs": 8}), copied, resume=True)
+    out = capsys.readouterr().out
+    assert "new games are started (env.num_envs 4 -> 8)\n" in out
+    assert f"resumed at {at} env steps" in out
+    assert read_table(copied / "metrics.csv")[: len(logged) - 1] == logged[:-1]
+    assert load_policy(copied, "latest", device=CPU).env_steps > at
 
 
 def test_a_session_that_resumes_and_stops_at_once_is_as_it_was(copied):

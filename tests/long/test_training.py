@@ -10,7 +10,7 @@ from small_training import TINY, Lines, change
 from jaxrl_atari import rollout, session
 from jaxrl_atari.devices import place
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.session import iterations, open_session, place_session
+from jaxrl_atari.session import iterations, open_session
 
 SMALL = change(
     TINY,
@@ -43,7 +43,7 @@ def train(tmp_path_factory):
     """Trains for some updates: parameters, metrics and env steps afterwards."""
 
     def train(config, updates=4):
-        with open_session(config, place_session(config), tmp_path_factory.mktemp("run") / "session_0") as run:
+        with open_session(config, tmp_path_factory.mktemp("run") / "session_0") as run:
             metrics = [read() for read in itertools.islice(iterations(run), updates)]
             return jax.device_get(run.learner.state.params), metrics, run.progress.env_steps
 
@@ -104,7 +104,7 @@ def test_acting_on_another_device_than_learning(one_device, train, monkeypatch):
 
 def test_a_state_that_differs_between_devices_is_not_saved(tmp_path):
     config = change(SMALL, devices=TWO, log={"checkpoint_every_env_steps": 10**6})
-    with open_session(config, place_session(config), tmp_path / "session_0") as run:
+    with open_session(config, tmp_path / "session_0") as run:
         next(iterations(run))
         rows = run.learner._state.params
         other = jax.tree.map(lambda x: x * np.array([1.0, 1.1]).reshape(2, *[1] * (x.ndim - 1)), rows)
@@ -118,7 +118,7 @@ def test_optimizer_steps_of_a_row_are_those_of_the_train_state(tmp_path):
     """Also where `target_kl` has left out epochs of the newest update."""
     rows, counters = Lines(), []
     config = change(SMALL, ppo={"target_kl": 0.0}, log={"every_env_steps": 1})
-    with open_session(config, place_session(config), tmp_path / "session_0", writers=[rows]) as run:
+    with open_session(config, tmp_path / "session_0", writers=[rows]) as run:
         for _ in itertools.islice(iterations(run), 3):
             counters.append(int(run.learner.state.optimizer_steps))
     taken = SMALL.num_minibatches  # of one epoch of two, in each update

@@ -1,7 +1,5 @@
 """Two processes go on together or alone."""
 
-import shutil
-
 import pytest
 from sample_runs import flip_bit, read_csv
 from two_processes import TINY, together
@@ -28,30 +26,3 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     steps = [int(row["env_steps"]) for row in read_csv(run_dir / "session_0" / "metrics.csv")]
     assert steps == sorted(set(steps))
     assert checkpoints.env_steps()[-1] == steps[-1] > 450
-
-
-CANNOT_CONTINUE = """
-import sys
-from jaxrl_atari import cli, rollout, train
-
-def restore_games(*_):
-    raise LookupError("a bug")
-
-if sys.argv[-1] == "1":  # in one of the processes
-    rollout.restore_games = restore_games
-cli.run(train.main)
-"""
-
-
-def test_two_processes_continue_the_games_of_one_process_or_neither_does(tmp_path):
-    run_dir, copied = tmp_path / "run", tmp_path / "copied"
-    alone = python(*TINY, "--run-dir", run_dir)
-    assert alone.returncode == 0, alone.stderr
-    shutil.copytree(run_dir, copied)
-    resume = ("--total-env-steps", 384, "--resume")
-    leader, _ = together("-m", "jaxrl_atari.train", *resume, run_dir)
-    assert "new games are started" not in leader
-    leader, follower = together("-c", CANNOT_CONTINUE, *resume, copied)
-    assert "session 0  new games are started (LookupError: a bug)" in leader
-    assert "Traceback" not in leader
-    assert "LookupError: a bug" in follower

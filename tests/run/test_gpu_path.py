@@ -210,7 +210,7 @@ def test_real_deterministic_training_gives_the_same_bits_twice(tmp_path):
 def test_real_gpu_computes_what_a_cpu_computes():
     needs_gpus(1)
     devices = jax.devices("cpu")[0], jax.devices("gpu")[0]
-    here, there = (first_arrays(Config(), 4, device).train_state.params for device in devices)
+    here, there = (first_arrays(Config(), 4, device)["train_state"].params for device in devices)
     assert jax.tree.all(jax.tree.map(np.array_equal, here, there))
     network = make_network(NetworkConfig(compute_dtype="float32"), 4, "gpu")
     stacks = np.random.default_rng(0).integers(0, 256, (16, 84, 84, 4), np.uint8)

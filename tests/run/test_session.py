@@ -17,7 +17,7 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.layout import checkpoint_env_steps
-from jaxrl_atari.session import iterations, open_session, place_session, run_session
+from jaxrl_atari.session import iterations, open_session, run_session
 
 EVALUATED = change(TINY, overlap="update", evaluation={"every_env_steps": 64, "episodes": 20, "num_envs": 1})
 
@@ -68,7 +68,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     """A log point has the means of the updates since the one before, without the newest, which may still run."""
     lines, began = Lines(), []
     config = change(TINY, env={"max_frames": 800}, log={"every_env_steps": 128, "tensorboard": True})
-    with open_session(config, place_session(config), session_dir, writers=[lines]) as run:
+    with open_session(config, session_dir, writers=[lines]) as run:
         losses = [read()["policy_loss"] for read in iterations(run)]
         run.finish()
     assert [(row["updates"], row["env_steps"]) for row in lines.rows] == [(2, 128), (4, 256)]
@@ -108,7 +108,7 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     for seed, number in ((5, 2), (7, 0), (5, 0)):
         config = change(TINY, seed=seed)
         folder = tmp_path / f"{seed}" / f"session_{number}"
-        with open_session(config, place_session(config), folder, number) as run:
+        with open_session(config, folder, number) as run:
             keys, games = (
                 jax.tree.map(jax.random.key_data, run.keys(0)),
                 run.environments.groups[0][0].cut_segment()[0].anchor_seed,
@@ -202,10 +202,11 @@ def test_a_larger_budget(copied, capsys):
     assert float(after[len(before)]["learning_rate"]) > 0
 
 
-def test_a_damaged_checkpoint_is_passed_over(copied, capsys):
-    """Here what an overlapped update acts with is damaged."""
+@pytest.mark.parametrize("item", ["acting", "games"])
+def test_a_damaged_checkpoint_is_passed_over(item, copied, capsys):
+    """Here the parameters with which an overlapped update acts, or the games."""
     before, last = checkpoint_env_steps(copied)[-2:]
-    flip_all(copied / "checkpoints" / str(last), "acting")
+    flip_all(copied / "checkpoints" / str(last), item)
     out = resume(copied, capsys, overlap="update")
     aside = copied / "checkpoints" / f"damaged_{last}"
     assert re.search(rf"session 0  {copied}/checkpoints/{last}: damaged: .*; it is now {aside}\n", out)

@@ -11,7 +11,7 @@ from small_training import TINY, change
 
 from jaxrl_atari import rollout
 from jaxrl_atari.devices import PlacementError
-from jaxrl_atari.session import iterations, open_session, place_session
+from jaxrl_atari.session import iterations, open_session
 
 OVERLAP = change(TINY, overlap="update")
 
@@ -22,7 +22,7 @@ def open_run(tmp_path):
     with contextlib.ExitStack() as exits:
 
         def open_run(config, updates=0):
-            run = exits.enter_context(open_session(config, place_session(config), tmp_path / "session_0"))
+            run = exits.enter_context(open_session(config, tmp_path / "session_0"))
             for metrics in itertools.islice(iterations(run), updates):
                 metrics()
             return run
@@ -34,7 +34,7 @@ def test_a_failure_of_a_pool_beside_an_overlapped_update_is_raised_and_nothing_h
     def fail(*_, **__):
         raise RuntimeError("planted")
 
-    with open_session(OVERLAP, place_session(OVERLAP), tmp_path / "session_0") as run:
+    with open_session(OVERLAP, tmp_path / "session_0") as run:
         trained = iterations(run)
         next(trained)
         run.environments.groups[0][0].pool.send = fail
