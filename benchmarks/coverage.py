@@ -24,7 +24,6 @@ from jaxrl_atari.report.score_statistics import (
     RESAMPLES,
     STATISTICS,
     UPPER_QUANTILE,
-    Scores,
     Statistic,
     estimate,
     share_statistic,
@@ -80,16 +79,16 @@ def read_games(rng: np.random.Generator) -> list[Game]:
     return games
 
 
-def bootstrap_interval(statistic: Statistic, *suites: Scores) -> tuple[float, float]:
+def bootstrap_interval(statistic: Statistic, *suites: np.ndarray) -> tuple[float, float]:
     """The interval of rliable: quantiles of the statistic over stratified resamples of the scores.
 
     The sessions of each game are resampled with replacement; the games are kept. With few sessions, the interval
     is too narrow.
     """
-    games = [[np.asarray(suite[game], np.float64) for game in sorted(suite)] for suite in suites]
     rng = np.random.default_rng(0)
+    drawn = [rng.integers(len(scores), size=(RESAMPLES, *scores.shape)) for scores in suites]
     resampled = [
-        [scores[rng.integers(scores.size, size=(RESAMPLES, scores.size))] for scores in suite] for suite in games
+        np.take_along_axis(scores[None], sessions, axis=1) for scores, sessions in zip(suites, drawn, strict=True)
     ]
     low, high = np.quantile(statistic.compute(*resampled), [1 - UPPER_QUANTILE, UPPER_QUANTILE])
     return float(low), float(high)
@@ -101,10 +100,10 @@ def measure(
     """A cell of the table: see the module's docstring."""
     rng = np.random.default_rng(0)
 
-    def draw(count: int) -> list[Scores]:
-        return [{str(i): game.play(rng, count, shift) for i, game in enumerate(games)} for shift in shifts]
+    def draw(count: int) -> list[np.ndarray]:
+        return [np.stack([game.play(rng, count, shift) for game in games], axis=1) for shift in shifts]
 
-    true = float(statistic.compute(*([*suite.values()] for suite in draw(TRUE_SESSIONS))))
+    true = float(statistic.compute(*draw(TRUE_SESSIONS)))
     holds = []
     rliable_holds = []
     ratios = []

@@ -24,16 +24,13 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
 from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
 from jaxrl_atari.output import say
-from jaxrl_atari.report.comparison import compare_suites, save_comparison
-from jaxrl_atari.report.graphs import XAxis, plot_column, plot_comparison, plot_run
+from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.search_graphs import draw_graphs
-from jaxrl_atari.report.suites import Suite, read_suite
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
-from jaxrl_atari.report.text import difference_text
+from jaxrl_atari.report.suites import Suite, compared, read_results, read_suite, save_results
+from jaxrl_atari.report.summary import Run, read_run
+from jaxrl_atari.report.text import differences
 from jaxrl_atari.runs.journal import read_study
-from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind, is_suite
-from jaxrl_atari.suite.sweep import read_plan
-from jaxrl_atari.suite.sweep_results import draw_sweep
+from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,52 +67,25 @@ def _draw_search(search_dir: Path) -> list[Path]:
     return files
 
 
-def _draw_setting_curves(sweep_dir: Path) -> list[Path]:
-    """Draws the learning curves of all settings of a sweep into SWEEP_DIR/graphs/; returns the files.
+def _draw_sweep(sweep_dir: Path) -> list[Path]:
+    """Draws the learning curves of all settings of a sweep into SWEEP_DIR/graphs/, and returns the files.
 
     Raises:
         NoLogPoint: no setting has a log point.
     """
-    labels = [setting.label for setting in read_plan(sweep_dir).settings]
-    suites = {label: read_suite(sweep_dir / label) for label in labels if is_suite(sweep_dir / label)}
-    files = draw_sweep(sweep_dir, suites)
-    if not files:
+    curves = read_results(sweep_dir).curves()
+    if not curves:
         raise NoLogPoint(f"{sweep_dir}: holds no log point; wait for the first one")
-    return files
+    return plot_comparison(curves, sweep_dir / GRAPHS_FOLDER)
 
 
-def _compare(suites: Mapping[str, Suite], output: Path, only_suites: bool) -> None:
-    """Compares suites, prints the comparison and saves it.
-
-    Args:
-        only_suites: whether the command draws nothing else. If not, an error of the comparison is only said.
-
-    Raises:
-        UserError: the suites cannot be compared, and the command draws nothing else.
-    """
-    if not suites:
-        return
-    try:
-        comparison = compare_suites(suites)
-    except UserError as error:
-        if only_suites:
-            raise
-        say(f"not compared: {error}", sys.stderr)
-        return
-    save_comparison(comparison, output)
-    say(f"\n{comparison.to_markdown()}")
-
-
-def _say_differences(runs: Mapping[str, Run]) -> None:
-    """Prints how the score of each run differs from that of the first run with the same game and protocol."""
-    first: dict[tuple[str, str], str] = {}
-    for name, run in runs.items():
-        other = first.setdefault((run.game.name, run.protocol), name)
-        if name != other:
-            scores = {each: trial_summary(runs[each])["session_scores"] for each in (name, other)}
-            text = difference_text(scores)
-            if text:
-                say(f"{run.game.name}: {text}")
+def _compare_suites(suites: Mapping[str, Suite], output: Path) -> list[Path]:
+    """Compares suites: prints their statistics, saves the comparison and draws profiles; returns the graphs."""
+    columns = {name: {"suite": name} for name in suites}
+    comparison = compared(" and ".join(suites), suites, columns)
+    save_results(comparison, output, "comparison")
+    say(comparison.sections()[-1].to_markdown())
+    return plot_profiles(comparison.statistics, output) if comparison.statistics else []
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
-    runs: dict[str, Run] = {}
+    runs: list[tuple[str, Run]] = []
     suites: dict[str, Suite] = {}
     files: list[Path] = []
     for name, path in zip(names, directories, strict=True):
@@ -134,11 +104,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if kind == "search":
                 files += _draw_search(path)
             elif kind == "sweep":
-                files += _draw_setting_curves(path)
+                files += _draw_sweep(path)
             elif kind == "suite":
                 suites[name] = read_suite(path)
             elif kind == "run" or count == 1 or not path.exists():  # the error of reading it says what is wrong
-                runs[name] = read_run(path)
+                runs.append((name, read_run(path)))
             else:  # `data/*` may match other files
                 say(f"not drawn: {path}: holds no run, suite, sweep or search", sys.stderr)
         except MetricsError as error:
@@ -147,26 +117,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
             say(f"not drawn: {error}", sys.stderr)
     if not (runs or suites or files):
         raise UserError("nothing is drawn: the lines above say why")
-    only_suites = not (runs or files)
-    curves_of_suites = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
+    curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
     output, title, x = options.output, options.title, options.x
     if options.column:
-        files += plot_column([*runs.items(), *curves_of_suites], options.column, output, title, x)
+        files += plot_comparison([*runs, *curves], output, title, options.column, x, options.column)
     else:
-        for run in runs.values():
+        for _, run in runs:
             files += plot_run(run, title if len(runs) == 1 else "")
         if len(runs) > 1:
-            files += plot_comparison([*runs.items()], output, title, x=x)
-        if curves_of_suites:
+            files += plot_comparison(runs, output, title, x=x)
+            for line in differences(runs):
+                say(line)
+        if curves:
             file = "comparison_of_suites" if len(runs) > 1 else "comparison"
-            files += plot_comparison(curves_of_suites, output, title, file, x)
+            files += plot_comparison(curves, output, title, file, x)
+        if suites:
+            files += _compare_suites(suites, output)
     for file in files:
         say(str(file))
     for problem in (problem for suite in suites.values() for problem in suite.damaged.values()):
         say(f"not drawn: {problem}", sys.stderr)
-    if not options.column:
-        _say_differences(runs)
-        _compare(suites, output, only_suites)
 
 
 if __name__ == "__main__":

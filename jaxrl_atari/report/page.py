@@ -12,7 +12,7 @@ from pathlib import Path
 from jaxrl_atari import __version__
 from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.output import say, try_to
-from jaxrl_atari.report.sections import run_page, search_page, suite_page, sweep_page
+from jaxrl_atari.report.sections import results_page, run_page, search_page
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import REPORT_FILE, command_line, held_kind
 
@@ -28,17 +28,19 @@ def write_report(directory: Path) -> Path:
     """
     from jinja2 import Environment, PackageLoader
 
-    make_page = {"suite": suite_page, "sweep": sweep_page, "search": search_page}
+    make_page = {"suite": results_page, "sweep": results_page, "search": search_page}
     page = make_page.get(held_kind(directory) or "", run_page)(directory)
-    for linked in page.linked:
-        _try_linked_report(directory / linked)
+    for name in page.reports:
+        _try_linked_report(directory / name)
     environment = Environment(
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
+    reports = [name for name in page.reports if (directory / name / REPORT_FILE).is_file()]
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path = directory / REPORT_FILE
-    write_file(path, environment.get_template("page.html").render(page=page, version=__version__, written=written))
+    template = environment.get_template("page.html")
+    write_file(path, template.render(page=page, reports=reports, version=__version__, written=written))
     return path
 
 

@@ -1,35 +1,30 @@
 """The content of the page of a run, suite, sweep or search: its sections. The graphs that they show are drawn."""
 
 import csv
-import urllib.parse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_atari.config import Config, flat
-from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.aggregates import missing_intervals, statistics_rows
 from jaxrl_atari.report.evaluations import evaluations, written_at
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
-from jaxrl_atari.report.score_statistics import INTERVALS_NOTE
 from jaxrl_atari.report.search_graphs import draw_graphs
-from jaxrl_atari.report.suites import GAMES_NOTE, read_suite, suite_results
-from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summary, verified_text
-from jaxrl_atari.report.tables import cell_text, number_text
+from jaxrl_atari.report.suites import read_results
+from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summary
+from jaxrl_atari.report.tables import Section, cell_text, number_text, table_of
 from jaxrl_atari.report.text import (
     interval_text,
     left_out_text,
-    metric_rows,
+    metric_table,
     no_mean_text,
     reference_rows,
     sessions_text,
 )
 from jaxrl_atari.runs.description import read_config, resumes
-from jaxrl_atari.runs.files import read_json, read_result
+from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
@@ -37,29 +32,15 @@ from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
     HUB_VIDEO_FILE,
     METRICS_FILE,
-    REPORT_FILE,
-    RESULTS_FILE,
     SEARCH_FILE,
     SEARCH_TABLE_FILE,
+    SUITE_FILE,
     SWEEP_FILE,
     game_file,
-    is_suite,
+    is_sweep,
     trial_dirs,
 )
-from jaxrl_atari.runs.reading import latest_meta
-
-
-class Section(NamedTuple):
-    """A part of a page, below a heading. What is empty is not shown."""
-
-    title: str
-    score: str = ""  # in large figures
-    facts: Mapping[str, Any] = {}  # name -> value, or a list of values
-    rows: Sequence[Sequence[str]] = ()  # a table, with a header
-    links: Mapping[str, str] = {}  # first cell of a row -> where it links to
-    graphs: Sequence[Path] = ()  # SVG files
-    video: Path | None = None
-    notes: Sequence[str] = ()
+from jaxrl_atari.runs.reading import latest_meta, read_verification
 
 
 class Page(NamedTuple):
@@ -68,7 +49,7 @@ class Page(NamedTuple):
     title: str
     badges: Sequence[str]
     sections: Sequence[Section]
-    linked: Sequence[str] = ()  # directories within that of the page that get reports, too
+    reports: Sequence[str] = ()  # directories within that of the page, which get reports, too, and are linked
 
 
 # --- Runs --------------------------------------------------------------------------------------------------------
@@ -96,8 +77,8 @@ def run_page(run_dir: Path) -> Page:
     sections = [
         _score_section(run, summary),
         Section("Learning", graphs=[trial_graph]),
-        Section("Sessions", rows=metric_rows(summary), graphs=session_graphs, notes=[no_mean_text(summary)]),
-        *_evaluation_sections(run),
+        Section("Sessions", metric_table(summary), [no_mean_text(summary)], graphs=session_graphs),
+        _evaluation_section(run),
         *_video_sections(run),
         *_settings_sections(config, run.description, devices),
     ]
@@ -114,10 +95,15 @@ def _score_section(run: Run, summary: TrialSummary) -> Section:
         **dict(reference_rows(summary)),
     }
     for path, table in run.tables.items():
-        facts[f"{path.name} verified"] = verified_text(path, table)
+        verified = read_verification(path)
+        if verified is not None:
+            facts[f"{path.name} verified"] = (
+                f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}, "
+                f"on {verified.date}, version {verified.version}"
+            )
     score = "" if summary["score"] is None else number_text(summary["score"])
     notes = [summary["unfinished_games"] or "", summary["comparison_note"] or ""]
-    return Section("Score", score, facts, notes=notes)
+    return Section("Score", score=score, facts=facts, notes=notes)
 
 
 def _current_graphs(run: Run) -> list[Path]:
@@ -133,21 +119,21 @@ def _current_graphs(run: Run) -> list[Path]:
     return graphs
 
 
-def _evaluation_sections(run: Run) -> list[Section]:
-    """The results of `evaluate` as a table; nothing if there are none."""
-    rows = [["file", "full games", "mean", "", "cut off", "returns"]]
+def _evaluation_section(run: Run) -> Section:
+    """The results of `evaluate`, oldest first: those of all sessions, then those of each session."""
+    rows = []
     for each in (found for directory in (run.path, *run.tables) for found in evaluations(directory)):
         means = each.get("session_means", [])
-        std = number_text(each.get("std"))
-        rows.append([
-            each["file"].relative_to(run.path).as_posix(),
-            f"{each['episodes']}{' each' if means else ''}{', greedy' if each.get('greedy') else ''}",
-            number_text(each["mean"]),
-            interval_text(means) if means else f"std {std}",
-            str(each.get("cut_off", "")),
-            ", ".join(map(number_text, means or each.get("returns", []))),
-        ])  # fmt: skip
-    return [Section("Evaluations of checkpoints", rows=rows)] if len(rows) > 1 else []
+        games = f"{each['episodes']} each" if means else str(each["episodes"])
+        rows.append({
+            "file": each["file"].relative_to(run.path).as_posix(),
+            "full games": f"{games}, greedy" if each.get("greedy") else games,
+            "mean": float(each["mean"]),
+            "spread": interval_text(means) if means else f"std {number_text(each.get('std'))}",
+            "cut off": each.get("cut_off"),
+            "returns": ", ".join(map(number_text, means or each.get("returns", []))),
+        })  # fmt: skip
+    return Section("Evaluations of checkpoints", table_of(rows))
 
 
 def _video_sections(run: Run) -> list[Section]:
@@ -156,61 +142,34 @@ def _video_sections(run: Run) -> list[Section]:
     if not videos:
         return []
     video = max(videos, key=written_at)
-    rows = [["file"], [video.relative_to(run.path).as_posix()]]
-    links = {}
     game = game_file(video)
-    if game.is_file():
-        name = game.relative_to(run.path).as_posix()
-        rows.append([f"{name}: value, probabilities, reward and return at each step"])
-        links[rows[-1][0]] = _link(name)
-    return [Section("A game", video=video, rows=rows, links=links)]
+    link = game.relative_to(run.path).as_posix() if game.is_file() else ""
+    return [Section("A game", notes=[video.relative_to(run.path).as_posix()], video=video, link=link)]
 
 
 # --- Suites, sweeps and searches ---------------------------------------------------------------------------------
 
 
-def suite_page(suite_dir: Path) -> Page:
-    """The page of a suite: the table of its games, statistics over games, and graphs."""
-    suite = read_suite(suite_dir)
-    written = suite_dir / RESULTS_FILE
-    failures = read_result(written, failures=dict)["failures"] if written.is_file() else {}
-    results = suite_results(suite, failures)
-    name = suite_dir.absolute().name
+def results_page(directory: Path) -> Page:
+    """The page of a suite or a sweep: the table of its games, statistics over games, and graphs."""
+    results = read_results(directory)
     graphs = []
     if results.statistics:
-        graphs += plot_profiles({name: results.statistics}, suite_dir / GRAPHS_FOLDER)
-    if suite.runs:
-        graphs += plot_comparison([*suite.runs.items()], suite_dir / GRAPHS_FOLDER)
-    protocol = suite.config.env.resolved_protocol
-    badges = [
-        counted(len(results.rows), "game"),
-        f"protocol {protocol}",
-        f"{counted(suite.config.sessions, 'session')} each",
-        f"{suite.config.total_env_steps:,} env steps a session",
-    ]
-    notes = [GAMES_NOTE.replace("`", ""), comparison_note(protocol) or ""]
-    sections = [Section("Games", rows=results.table().text_rows(), links=_links(suite.runs), notes=notes)]
-    if results.statistics:
-        notes = [*missing_intervals(results.statistics), INTERVALS_NOTE]
-        rows = statistics_rows(results.statistics, "complete games")
-        sections.append(Section("Aggregates", rows=rows, notes=notes))
-    sections += _graph_sections(graphs)
-    return Page(name, badges, [*sections, *_settings_sections(suite.config, suite.description)], [*suite.runs])
-
-
-def sweep_page(sweep_dir: Path) -> Page:
-    """The page of a sweep: the table of its settings, and the differences between them."""
-    config = read_config(sweep_dir, SWEEP_FILE)
-    results = read_result(sweep_dir / RESULTS_FILE, differences=list, settings=dict)
-    settings = [name for name in results["settings"] if Path(name).name == name and is_suite(sweep_dir / name)]
+        graphs += plot_profiles(results.statistics, directory / GRAPHS_FOLDER)
+    if results.curves():
+        graphs += plot_comparison(results.curves(), directory / GRAPHS_FOLDER)
+    file = SWEEP_FILE if is_sweep(directory) else SUITE_FILE
+    reports = (
+        [*results.suites]
+        if is_sweep(directory)
+        else [game for suite in results.suites.values() for game in suite.runs]
+    )
     sections = [
-        Section("Settings", rows=_read_table(sweep_dir / "results.csv"), notes=results["differences"]),
-        *_graph_sections(sorted((sweep_dir / GRAPHS_FOLDER).glob("*.svg"))),
-        Section("Reports", rows=[["setting"], *([name] for name in settings)], links=_links(settings)),
-        *_settings_sections(config, read_json(sweep_dir / SWEEP_FILE)),
+        *results.sections(),
+        _graph_section(graphs),
+        *_settings_sections(read_config(directory, file), read_json(directory / file)),
     ]
-    badges = [counted(len(settings), "setting"), f"protocol {config.env.resolved_protocol}"]
-    return Page(sweep_dir.absolute().name, badges, sections, settings)
+    return Page(results.title, [], sections, reports)
 
 
 def search_page(search_dir: Path) -> Page:
@@ -220,24 +179,20 @@ def search_page(search_dir: Path) -> Page:
     study = read_study(search_dir)
     if study is not None:
         draw_graphs(study, search_dir / GRAPHS_FOLDER)
-    graphs = sorted((search_dir / GRAPHS_FOLDER).glob("*.svg"))
-    rows = _read_table(search_dir / SEARCH_TABLE_FILE)
-    # The names come from the directory: a table of unknown origin may name other places.
-    listed = {number for number, *_ in rows[1:]}
-    runs = [path.name for path in trial_dirs(search_dir) if path.name.removeprefix("trial_") in listed]
+    rows = _read_rows(search_dir / SEARCH_TABLE_FILE)
     notes = ["Best first. The best of many is an optimistic pick: confirm it with other seeds."]
-    links = {name.removeprefix("trial_"): link for name, link in _links(runs).items()}
     search = dict(description["search"])
     searched = {name: _range_text(saved["attributes"]) for name, saved in search.pop("space").items()}
     searched |= {name: _text(value) for name, value in flat(search).items()}
     sections = [
-        Section("Trials", rows=rows, links=links, notes=notes if rows else ["No trial has ended yet."]),
-        *_graph_sections(graphs),
+        Section("Trials", table_of(rows), notes if rows else ["No trial has ended yet."]),
+        _graph_section(sorted((search_dir / GRAPHS_FOLDER).glob("*.svg"))),
         Section("Search", facts=searched),
         *_settings_sections(config, description),
     ]
-    badges = ["search", f"protocol {config.env.resolved_protocol}", counted(max(0, len(rows) - 1), "trial")]
-    return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections, runs)
+    badges = ["search", f"protocol {config.env.resolved_protocol}", counted(len(rows), "trial")]
+    reports = [path.name for path in trial_dirs(search_dir)]
+    return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections, reports)
 
 
 def _range_text(distribution: Mapping[str, Any]) -> str:
@@ -252,43 +207,27 @@ def _range_text(distribution: Mapping[str, Any]) -> str:
     return f"{text}, logarithmic" if distribution["log"] else text
 
 
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a CSV file of results, with numbers where a cell holds one; none if there is no file."""
+    if not path.is_file():
+        return []
+    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    return [{name: _number(cell) for name, cell in row.items()} for row in rows]
+
+
+def _number(cell: str) -> float | str | None:
+    """The number in a cell, its text if it is none, or None if it is empty."""
+    try:
+        return float(cell) if cell else None
+    except ValueError:
+        return cell
+
+
 # --- Parts -------------------------------------------------------------------------------------------------------
 
 
-def _links(directories: Iterable[str]) -> dict[str, str]:
-    """Links to the reports of directories within that of the page."""
-    return {name: _link(f"{name}/{REPORT_FILE}") for name in directories}
-
-
-def _link(path: str) -> str:
-    return f"./{urllib.parse.quote(path)}"
-
-
-def _graph_sections(graphs: Sequence[Path]) -> list[Section]:
-    shown = [graph for graph in graphs if graph.suffix == ".svg"]
-    return [Section("Graphs", graphs=shown)] if shown else []
-
-
-def _read_table(path: Path) -> list[list[str]]:
-    """The rows of a CSV file of results, with a header and rounded numbers; empty if there is no file.
-
-    Raises:
-        UserError: the file cannot be read as a table.
-    """
-    if not path.is_file():
-        return []
-    try:
-        header, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
-    except (ValueError, csv.Error) as error:
-        raise UserError(f"{path}: is no table; move it away, and resume the command to make it again") from error
-    return [header, *([row[0], *map(_rounded, row[1:])] for row in rows)]
-
-
-def _rounded(cell: str) -> str:
-    try:
-        return number_text(float(cell)) if cell else "-"
-    except ValueError:
-        return cell
+def _graph_section(graphs: Sequence[Path]) -> Section:
+    return Section("Graphs", graphs=[graph for graph in graphs if graph.suffix == ".svg"])
 
 
 def _text(value: Any) -> str:
@@ -306,25 +245,19 @@ def _settings_sections(
     """
     usual = flat(Config().to_dict())
     options = flat(config.to_dict())
-    rows = [["option", "value", "default"]]
-    for name, value in options.items():
-        if value != usual.get(name):
-            rows.append([name, str(value), str(usual.get(name))])
+    rows = [
+        {"option": name, "value": str(value), "default": str(usual.get(name))}
+        for name, value in options.items()
+        if value != usual.get(name)
+    ]
+    note = f"{len(rows)} of {len(options)} options differ from the defaults."
     facts = {"protocol": config.env.resolved_protocol, "resume": config.resume_note}
-    note = f"{len(rows) - 1} of {len(options)} options differ from the defaults."
     software = {name: description.get(name) for name in ("python", "versions", "git_revision", "hardware")}
-    resumed = {
-        f"resumed {resume.get('date')}": [
-            f"{name}: {' -> '.join(map(str, values))}" for name, values in resume["changed"].items()
-        ]
-        for resume in resumes(description)
-    }
+    machine = {name: _text(value) for name, value in flat(software).items() if value is not None}
+    for resume in resumes(description):
+        changes = [f"{name}: {' -> '.join(map(str, values))}" for name, values in resume["changed"].items()]
+        machine[f"resumed {resume.get('date')}"] = "; ".join(changes)
     return [
-        Section("Protocol and config", facts=facts, rows=rows, notes=[note]),
-        Section(
-            "Software and hardware",
-            facts={name: _text(value) for name, value in flat(software).items() if value is not None}
-            | resumed
-            | dict(devices or {}),
-        ),
+        Section("Protocol and config", table_of(rows), [note], facts=facts),
+        Section("Software and hardware", facts=machine | dict(devices or {})),
     ]

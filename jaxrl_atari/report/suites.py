@@ -1,36 +1,49 @@
-"""A suite as it was read from its directory, and its results: the table of games, and aggregates over games."""
+"""The results of suites and sweeps: tables of games, statistics over games, and comparisons of suites.
 
+A sweep is compared as its settings are, each of which is a suite.
+"""
+
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.aggregates import (
-    SuiteStatistics,
-    missing_intervals,
-    normalised,
-    statistics_by_name,
-    statistics_rows,
-    write_rliable,
+from jaxrl_atari.report.metrics import human_normalised, reference_normalised
+from jaxrl_atari.report.score_statistics import (
+    CONFIDENCE,
+    IMPROVEMENT,
+    STATISTICS,
+    Estimate,
+    estimate,
+    share_statistic,
 )
-from jaxrl_atari.report.score_statistics import INTERVALS_NOTE
-from jaxrl_atari.report.summary import Run, TrialSummary, is_verified, read_run, trial_summary
-from jaxrl_atari.report.tables import Table, markdown_table
-from jaxrl_atari.report.text import LONG_BUDGET, left_out_text
+from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.tables import Section, Table
+from jaxrl_atari.report.text import LONG_BUDGET, differences, left_out_text
 from jaxrl_atari.runs.description import read_config, read_games
-from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.layout import RESULTS_FILE, SUITE_FILE, TRIAL_SUMMARY_FILE, is_run
+from jaxrl_atari.runs.files import read_result, write_file, write_json
+from jaxrl_atari.runs.layout import (
+    RESULTS_FILE,
+    SUITE_FILE,
+    SWEEP_FILE,
+    is_run,
+    is_suite,
+    is_sweep,
+)
 
 GAME_COLUMNS = {
     "game": "game",
     "gae_lambda": "λ",
     "sessions": "sessions",
     "env_steps": "env steps",
-    "score": "ours",
+    "score": "score",
     "score_std": "± std",
     "score_low": "95% from",
     "score_high": "to",
@@ -41,19 +54,37 @@ GAME_COLUMNS = {
     "hours": "hours",
     "status": "status",
 }
-"""Field of `GameRow`, a column of results.csv -> title in results.md and in the report."""
+"""Column of results.csv -> its title in results.md and in the report."""
 
 GAMES_NOTE = (
-    "ours: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
+    "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
     "interval of the mean (from 3 sessions on). "
     "sessions: the number that counts. Once one has finished, only finished ones do; the status names the others. "
     "reference: PPO after 10,000,000 env steps of the same protocol. "
-    "ratio: (ours - random) / (reference - random), which is meaningful for negative scores too. "
-    "human-normalised: (ours - random) / (human - random), with the random and human scores of DQN Zoo. "
+    "ratio: (score - random) / (reference - random), which is meaningful for negative scores too. "
+    "human-normalised: (score - random) / (human - random), with the random and human scores of DQN Zoo. "
     "hours and env steps: mean over these sessions. "
     "A game in which a session has no score is left out of the statistics over games."
 )
 """Explanation below the table of games."""
+
+SWEEP_NOTE = (
+    "Where intervals overlap, the table does not rank the settings. The best of several owes a part of its score "
+    "to chance: train it again with other seeds (--seed) before you quote it."
+)
+
+INTERVALS_NOTE = (
+    f"In parentheses: {CONFIDENCE:.0%} intervals over sessions, from a bootstrap of the residuals and Student's t "
+    "(docs/compare.md says how often they cover the true value); (-) where there is none, because a game has a "
+    "single session, or because resampling the sessions does not change the statistic."
+)
+"""Explanation below tables of statistics."""
+
+NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
+"""Name of a normalisation -> its function of scores and a game."""
+
+
+# --- Suites ------------------------------------------------------------------------------------------------------
 
 
 class Suite(NamedTuple):
@@ -61,201 +92,271 @@ class Suite(NamedTuple):
 
     path: Path
     config: Config
-    description: dict[str, Any]  # the content of suite.json
     games: list[str]  # the games of suite.json that ALE has
     runs: dict[str, Run]  # game -> its run, for games that have a log point
-    summaries: dict[str, TrialSummary]  # game -> the summary of its run
+    failures: dict[str, str]  # game -> why sessions of it failed
     damaged: dict[str, str]  # game -> why its config or its log points cannot be read
 
-    def complete_games(self) -> list[str]:
-        """The games in which every session has finished."""
-        return [game for game, run in self.runs.items() if run.is_complete(self.config)]
+    @property
+    def protocol(self) -> str:
+        """The protocol of all games."""
+        return self.config.env.resolved_protocol
 
     def scores(self) -> dict[str, list[float]]:
         """The raw final scores of the sessions of each game.
 
         A game counts if it is complete and every session has a score.
         """
-        by_game = {}
-        for game in self.complete_games():
-            scores = self.summaries[game]["session_scores"]
-            if len(scores) == len(self.runs[game].tables):
-                by_game[game] = scores
-        return by_game
+        scores = {
+            game: trial_summary(run)["session_scores"] for game, run in self.runs.items() if run.is_complete()
+        }
+        return {game: found for game, found in scores.items() if len(found) == self.config.sessions}
 
 
-def read_suite(suite_dir: Path) -> Suite:
+def read_suite(suite_dir: Path, failures: Mapping[Path, str] | None = None) -> Suite:
     """Reads a suite.
 
+    Args:
+        failures: absolute path of the run of a game -> why sessions of it failed. None: as in results.json.
+
     Raises:
-        UserError: the directory holds no suite, or suite.json cannot be used.
+        UserError: the directory holds no suite, or suite.json or results.json cannot be used.
     """
     config = read_config(suite_dir, SUITE_FILE)
-    description = read_json(suite_dir / SUITE_FILE)
     games = [game for game in read_games(suite_dir) if game in GAMES]
+    failed: dict[str, str] = {}
+    if failures is not None:
+        paths = {game: (suite_dir / game).absolute() for game in games}
+        failed = {game: failures[path] for game, path in paths.items() if path in failures}
+    elif (suite_dir / RESULTS_FILE).is_file():
+        failed = read_result(suite_dir / RESULTS_FILE, failures=dict)["failures"]
     runs = {}
-    summaries = {}
     damaged = {}
     for game in games:
-        if not is_run(suite_dir / game):
-            continue
-        try:
-            runs[game] = read_run(suite_dir / game, config.sessions)
-        except NoLogPoint:
-            continue
-        except UserError as error:
-            damaged[game] = str(error)
-        else:
-            summaries[game] = trial_summary(runs[game])
-    return Suite(suite_dir, config, description, games, runs, summaries, damaged)
+        if is_run(suite_dir / game):
+            try:
+                runs[game] = read_run(suite_dir / game, config)
+            except NoLogPoint:
+                continue
+            except UserError as error:
+                damaged[game] = str(error)
+    return Suite(suite_dir, config, games, runs, failed, damaged)
 
 
-class GameRow(NamedTuple):
-    """A row of the table of games, with the columns of results.csv. An unknown value is None."""
-
-    game: str
-    gae_lambda: float | None = None
-    sessions: int = 0  # that count
-    env_steps: float | None = None
-    score: float | None = None
-    score_std: float | None = None
-    score_low: float | None = None
-    score_high: float | None = None
-    return_mean: float | None = None  # at the end, mean over the sessions that count
-    reference_score: float | None = None
-    reference_normalised_score: float | None = None
-    human_normalised_score: float | None = None
-    hours: float | None = None
-    status: str = ""
-
-
-def game_row(suite: Suite, game: str, failure: str) -> GameRow:
-    """The row of a game.
-
-    Args:
-        failure: why sessions of it failed; empty if none did.
-    """
-    references = game_under(game, suite.config.env.resolved_protocol).references
-    row = GameRow(
-        game,
-        reference_score=references[0].score if references else None,
-        status=_status(suite, game, failure),
-    )
-    if game not in suite.runs:
-        return row
-    summary = suite.summaries[game]
-    low, high = summary["score_interval"] or (None, None)
-    return row._replace(
-        gae_lambda=suite.runs[game].config.resolved_gae_lambda,
-        sessions=len(summary["sessions"]),
-        env_steps=summary["mean"]["env_steps"],
-        score=summary["score"],
-        score_std=summary["score_std"],
-        score_low=low,
-        score_high=high,
-        return_mean=summary["mean"]["final_return_mean"],
-        reference_normalised_score=summary["reference_normalised_score"],
-        human_normalised_score=summary["human_normalised_score"],
-        hours=summary["mean"]["wall_hours"],
-    )
-
-
-def _status(suite: Suite, game: str, failure: str) -> str:
-    """The status of a game: complete or not and which sessions do not count, or why it is damaged or failed."""
-    is_complete = False
-    status = "waiting"
-    if game in suite.runs:
-        run = suite.runs[game]
-        is_complete = run.is_complete(suite.config)
-        status = "complete" if is_complete else "not complete"
-        left_out = left_out_text(suite.summaries[game])
-        if left_out:
-            status += f"; {left_out}"
-        if all(is_verified(session_dir, table) for session_dir, table in run.tables.items()):
-            status += ", verified"
+def game_row(suite: Suite, game: str) -> dict[str, Any]:
+    """The row of a game: column of `GAME_COLUMNS` -> value."""
+    reference = next(iter(game_under(game, suite.protocol).references), None)
+    row = {"game": game, "sessions": 0, "reference_score": reference and reference.score, "status": "waiting"}
+    run = suite.runs.get(game)
+    is_complete = run is not None and run.is_complete()
+    if run is not None:
+        summary = trial_summary(run)
+        mean = summary["mean"]
+        low, high = summary["score_interval"] or (None, None)
+        parts = ["complete" if is_complete else "not complete", left_out_text(summary)]
+        row |= {
+            "gae_lambda": run.config.resolved_gae_lambda,
+            "sessions": len(summary["sessions"]),
+            "env_steps": mean["env_steps"],
+            "score": summary["score"],
+            "score_std": summary["score_std"],
+            "score_low": low,
+            "score_high": high,
+            "return_mean": mean["final_return_mean"] if suite.config.total_env_steps < LONG_BUDGET else None,
+            "reference_normalised_score": summary["reference_normalised_score"],
+            "human_normalised_score": summary["human_normalised_score"],
+            "hours": mean["wall_hours"],
+            "status": "; ".join(filter(None, parts)),
+        }
     if game in suite.damaged:
-        status = f"damaged: {suite.damaged[game]}"
-    if failure and not is_complete:
-        status = f"failed: {failure}"
-    return status
+        row["status"] = f"damaged: {suite.damaged[game]}"
+    if game in suite.failures and not is_complete:
+        row["status"] = f"failed: {suite.failures[game]}"
+    return row
 
 
-def shown_columns(total_env_steps: int) -> dict[str, str]:
-    """The `GAME_COLUMNS` of text tables: the final return_mean only below `LONG_BUDGET`."""
-    hidden = "return_mean" if total_env_steps >= LONG_BUDGET else ""
-    return {name: title for name, title in GAME_COLUMNS.items() if name != hidden}
+# --- Statistics over games ---------------------------------------------------------------------------------------
 
 
-class SuiteResults(NamedTuple):
-    """The results of a suite."""
+class NormalisedScores(NamedTuple):
+    """The scores of suites in the games that are complete in all of them."""
 
-    suite: Suite
-    failures: Mapping[str, str]  # game -> why sessions of it failed
-    rows: list[GameRow]  # the table of games
-    scores: dict[str, list[float]]  # `Suite.scores`
-    statistics: dict[str, SuiteStatistics]  # normalisation -> statistics over the complete games
+    games: list[str]  # sorted: their order decides which random numbers each one gets in a bootstrap
+    scores: dict[str, np.ndarray]  # name of a suite -> normalised scores `[sessions, games]`
 
-    @property
-    def protocol(self) -> str:
-        """The protocol of all games."""
-        return self.suite.config.env.resolved_protocol
+
+def normalised_scores(suites: Mapping[str, Suite]) -> dict[str, NormalisedScores]:
+    """Normalises the scores of suites in each way: name of the normalisation -> scores.
+
+    A game that lacks the reference scores of a normalisation is left out there, and a normalisation without a game
+    as well. Suites of different protocols have nothing to compare.
+    """
+    raw = {name: suite.scores() for name, suite in suites.items()}
+    protocol, *others = {suite.protocol for suite in suites.values()}
+    shared = [] if others else sorted(set.intersection(*map(set, raw.values())))
+    found = {}
+    for normalisation, normalise in NORMALISATIONS.items():
+        games = [game for game in shared if normalise(0.0, game_under(game, protocol)) is not None]
+        if games:
+            scores = {
+                name: np.array(
+                    [normalise(np.array(by_game[game]), game_under(game, protocol)) for game in games]
+                ).T
+                for name, by_game in raw.items()
+            }
+            found[normalisation] = NormalisedScores(games, scores)
+    return found
+
+
+class SuiteStatistics(NamedTuple):
+    """The statistics of a suite over its games."""
+
+    suite: str  # its name
+    normalisation: str
+    games: list[str]
+    aggregates: dict[str, Estimate]  # name in `STATISTICS`, or `improvement` over the first suite -> the estimate
+    profile: list[tuple[float, Estimate]]  # thresholds, ascending, and the share of the scores above each
+
+
+def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[SuiteStatistics]:
+    """The statistics of each suite under each normalisation."""
+    found = []
+    for normalisation, (games, by_suite) in by_normalisation.items():
+        first, *_ = by_suite.values()
+        for name, scores in by_suite.items():
+            aggregates = {key: estimate(statistic, scores) for key, statistic in STATISTICS.items()}
+            if scores is not first:
+                aggregates["improvement"] = estimate(IMPROVEMENT, scores, first)
+            thresholds = np.linspace(min(0.0, scores.min()), max(1.0, scores.max()), 51).tolist()
+            profile = [(threshold, estimate(share_statistic(threshold), scores)) for threshold in thresholds]
+            found.append(SuiteStatistics(name, normalisation, games, aggregates, profile))
+    return found
+
+
+def statistics_section(suites: Mapping[str, Suite], statistics: list[SuiteStatistics]) -> Section:
+    """The table of statistics over games, or the reason why there are none."""
+    title = "Over the complete games"
+    if not statistics:
+        protocols = sorted({suite.protocol for suite in suites.values()})
+        why = comparison_note(protocols[0]) or "no complete game has a score to compare with"
+        if len(protocols) > 1:
+            why = f"different protocols are not compared: {', '.join(protocols)}"
+        return Section(title, notes=[f"No statistics: {why}."])
+    titles = {"suite": "", "normalisation": "scores", "games": "games"}
+    titles |= {name: statistic.title for name, statistic in STATISTICS.items()}
+    titles["improvement"] = f"P(improvement over {next(iter(suites))})"
+    rows = [
+        {"suite": each.suite, "normalisation": each.normalisation, "games": len(each.games), **each.aggregates}
+        for each in statistics
+    ]
+    return Section(title, Table(titles, rows), notes=[INTERVALS_NOTE])
+
+
+def statistics_json(statistics: list[SuiteStatistics]) -> list[dict[str, Any]]:
+    """Statistics as JSON values. A point of a profile is a threshold, the share above it and its interval."""
+    return [
+        each._asdict()
+        | {"aggregates": {name: found._asdict() for name, found in each.aggregates.items()}}
+        | {"profile": [[threshold, *share] for threshold, share in each.profile]}
+        for each in statistics
+    ]
+
+
+def write_rliable(directory: Path, by_normalisation: Mapping[str, NormalisedScores]) -> None:
+    """Writes scores_human_normalised.npz and scores_ratio.npz for rliable.
+
+    rliable takes `dict(numpy.load(FILE))`: name of a suite -> scores `[sessions, games]`.
+    """
+    for normalisation, (_, by_suite) in by_normalisation.items():
+        content = io.BytesIO()
+        np.savez(content, allow_pickle=False, **by_suite)
+        write_file(directory / f"scores_{normalisation.replace('-', '_')}.npz", content.getvalue())
+
+
+# --- Results -----------------------------------------------------------------------------------------------------
+
+
+class Results(NamedTuple):
+    """The results of a suite, of a sweep, whose settings are suites, or of suites that are compared."""
+
+    title: str
+    suites: Mapping[str, Suite]  # by name; in a sweep by setting, such as `ppo.gamma=0.9`
+    columns: Mapping[str, Mapping[str, str]]  # name of a suite -> what its rows in the table of games start with
+    scores: Mapping[str, NormalisedScores]
+    statistics: list[SuiteStatistics]
+
+    def curves(self) -> list[tuple[str, Run]]:
+        """The runs, each with the name of its suite."""
+        return [(name, run) for name, suite in self.suites.items() for run in suite.runs.values()]
 
     def table(self) -> Table:
-        """The table of games, as it is shown."""
-        return Table(shown_columns(self.suite.config.total_env_steps), [row._asdict() for row in self.rows])
+        """The table of games. The rows of a game in several suites stand below each other."""
+        titles = {column: column for columns in self.columns.values() for column in columns}
+        games = dict.fromkeys(game for suite in self.suites.values() for game in suite.games)
+        rows = [
+            {**self.columns[name], **game_row(suite, game)}
+            for game in games
+            for name, suite in self.suites.items()
+            if game in suite.games
+        ]
+        return Table({"game": "game", **titles, **GAME_COLUMNS}, rows)
 
-    def to_json(self) -> dict[str, Any]:
-        """The content of results.json, apart from the games of rliable's files."""
-        return {
-            "protocol": self.protocol,
-            "games": [row._asdict() for row in self.rows],
-            "failures": self.failures,
-            "scores": self.scores,
-            "aggregates": {name: statistics.to_json() for name, statistics in self.statistics.items()},
-        }
+    def sections(self) -> list[Section]:
+        """The table of games, and the statistics over games."""
+        notes = [*differences(self.curves()), GAMES_NOTE, *([SWEEP_NOTE] if len(self.suites) > 1 else [])]
+        return [Section("Games", self.table(), notes), statistics_section(self.suites, self.statistics)]
 
     def to_markdown(self) -> str:
-        """The content of results.md."""
-        config = self.suite.config
-        count = f"{counted(len(self.rows), 'game')}, {counted(config.sessions, 'session')}"
-        parts = [
-            f"# {self.suite.path.absolute().name}: {count} of {config.total_env_steps:,} env steps each",
-            self.table().to_markdown(),
-            f"Protocol {self.protocol}. {GAMES_NOTE}",
-        ]
-        if self.statistics:
-            parts.append(markdown_table(statistics_rows(self.statistics, "over the complete games")))
-            parts += [*missing_intervals(self.statistics), INTERVALS_NOTE]
-        else:
-            why = comparison_note(self.protocol) or "no complete game has a score to compare with"
-            parts.append(f"No aggregates: {why}.")
-        return "\n\n".join(parts) + "\n"
+        """The title and the sections in Markdown."""
+        return "\n\n".join([f"# {self.title}", *(each.to_markdown() for each in self.sections())]) + "\n"
 
 
-def suite_results(suite: Suite, failures: Mapping[str, str]) -> SuiteResults:
-    """The results of a suite; reads and writes nothing, apart from what `verify` has found.
+def compared(title: str, suites: Mapping[str, Suite], columns: Mapping[str, Mapping[str, str]]) -> Results:
+    """The results of suites. The arguments are fields of `Results`."""
+    scores = normalised_scores(suites)
+    return Results(title, suites, columns, scores, suite_statistics(scores))
+
+
+def read_results(directory: Path, failures: Mapping[Path, str] | None = None) -> Results:
+    """Reads the results of a suite or a sweep from the metrics of its sessions.
 
     Args:
-        failures: game -> why sessions of it failed.
+        failures: as for `read_suite`.
+
+    Raises:
+        UserError: as `read_suite`, or no suite in a sweep.
     """
-    scores = suite.scores()
-    return SuiteResults(
-        suite,
-        failures,
-        rows=[game_row(suite, game, failures.get(game, "")) for game in suite.games],
-        scores=scores,
-        statistics=statistics_by_name(normalised(scores, suite.config.env.resolved_protocol)),
-    )
+    name = directory.absolute().name
+    if is_sweep(directory):
+        settings = read_result(directory / SWEEP_FILE, settings=list)["settings"]
+        settings = [each for each in settings if Path(each).name == each and is_suite(directory / each)]
+        suites = {each: read_suite(directory / each, failures) for each in settings}
+        columns = {each: dict(field.split("=", 1) for field in each.split(",")) for each in settings}
+        counts = [counted(len(suites), "setting")]
+        if not suites:
+            raise UserError(f"{directory}: no setting of its {SWEEP_FILE} is a suite; resume the sweep")
+    else:
+        suites = {name: read_suite(directory, failures)}
+        columns = {name: {}}
+        counts = []
+    suite = next(iter(suites.values()))
+    counts += [counted(len(suite.games), "game"), counted(suite.config.sessions, "session")]
+    budget = f"{suite.config.total_env_steps:,} env steps each"
+    title = f"{name}: {', '.join(counts)} of {budget}, protocol {suite.protocol}"
+    return compared(title, suites, columns)
 
 
-def save_results(results: SuiteResults) -> None:
-    """Writes results.md, results.csv, results.json, rliable's files, and the trial.json of each game."""
-    suite_dir = results.suite.path
-    for game in results.suite.runs:
-        whole_run = read_run(suite_dir / game)  # which may have more sessions than the suite
-        write_json(suite_dir / game / TRIAL_SUMMARY_FILE, trial_summary(whole_run))
-    scores = normalised(results.scores, results.protocol)
-    rliable_games = write_rliable(suite_dir, {suite_dir.absolute().name: scores})
-    write_json(suite_dir / RESULTS_FILE, results.to_json() | {"rliable_games": rliable_games})
-    Table(GAME_COLUMNS, results.table().rows).write_csv(suite_dir / "results.csv")
-    write_file(suite_dir / "results.md", results.to_markdown())
+def save_results(results: Results, directory: Path, name: str = "results") -> None:
+    """Writes NAME.md, NAME.csv, NAME.json and rliable's files into a directory."""
+    table = results.table()
+    values = {
+        "games": table.rows,
+        "failures": {game: why for suite in results.suites.values() for game, why in suite.failures.items()},
+        "scores": {name: suite.scores() for name, suite in results.suites.items()},
+        "differences": differences(results.curves()),
+        "statistics": statistics_json(results.statistics),
+    }
+    write_json(directory / f"{name}.json", values)
+    table.write_csv(directory / f"{name}.csv")
+    write_file(directory / f"{name}.md", results.to_markdown())
+    write_rliable(directory, results.scores)

@@ -1,6 +1,6 @@
 """A run as it was read from its directory, and the summary of its trial, RUN_DIR/trial.json."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
@@ -11,8 +11,6 @@ from jaxrl_atari.algorithms.dialects import dialect_text
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import Game, game_under
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import UserError
-from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
     align_sessions,
@@ -41,7 +39,7 @@ class Run:
     config: Config
     tables: dict[Path, Table]  # session directory -> its metrics
     description: dict[str, Any]  # the content of config.json
-    early_ends: dict[Path, EarlyEnd]  # session directory -> its early end, if it has one
+    early_ends: dict[Path, EarlyEnd]  # session directory -> its early end, if it has one under the run's budget
 
     @property
     def protocol(self) -> str:
@@ -58,32 +56,17 @@ class Run:
         """The definition of the run's `return_ma`."""
         return f"mean over the last {return_ma_window(self.config.total_env_steps):,} env steps"
 
-    def is_finished(self, session_dir: Path, config: Config | None = None) -> bool:
+    def is_finished(self, session_dir: Path) -> bool:
         """Whether a session has spent its budget, or was ended early by `stop` of `run_training`.
 
         Args:
             session_dir: its directory, a key of `tables`.
-            config: the config whose budget counts; None: the config of the run.
         """
-        config = config or self.config
-        early_end = self.early_ends.get(session_dir)
-        if early_end is not None and early_end.holds_under(config.total_env_steps):
-            return True
-        return config.is_spent(self.tables[session_dir]["env_steps"][-1])
+        return session_dir in self.early_ends or self.config.is_spent(self.tables[session_dir]["env_steps"][-1])
 
-    def is_complete(self, config: Config | None = None) -> bool:
-        """Whether every session has finished; see `is_finished`. `config` also has the number of sessions."""
-        config = config or self.config
-        return len(self.tables) >= config.sessions and all(self.is_finished(path, config) for path in self.tables)
-
-    def stopped(self) -> dict[str, dict[str, Any]]:
-        """The early ends under the run's own budget, as the value `stopped` of trial.json."""
-        budget = self.config.total_env_steps
-        return {
-            path.name: {"env_steps": end.env_steps, "reason": end.reason}
-            for path, end in self.early_ends.items()
-            if end.holds_under(budget)
-        }
+    def is_complete(self) -> bool:
+        """Whether every session has finished; see `is_finished`."""
+        return len(self.tables) >= self.config.sessions and all(map(self.is_finished, self.tables))
 
     @cached_property
     def members(self) -> "Members":
@@ -91,50 +74,38 @@ class Run:
         return choose_members(self)
 
 
-def read_run(run_dir: Path, sessions: int | None = None) -> Run:
+def read_run(run_dir: Path, suite: Config | None = None) -> Run:
     """Reads a run.
 
     Args:
-        sessions: number of sessions that count, as in its suite; None: as in its config.
+        suite: the config of its suite, whose number of sessions and budget count; None: those of the run's config.
 
     Raises:
         UserError: the directory has no readable config, or no session with metrics.
     """
     config = read_config(run_dir)
-    tables = read_sessions(run_dir, sessions or config.sessions)
+    if suite is not None:
+        config = replace(config, sessions=suite.sessions, total_env_steps=suite.total_env_steps)
+    tables = read_sessions(run_dir, config.sessions)
     ends = {path: read_early_end(path) for path in tables}
     return Run(
         path=run_dir,
         config=config,
         tables=tables,
         description=read_json(run_dir / CONFIG_FILE),
-        early_ends={path: end for path, end in ends.items() if end is not None},
+        early_ends={
+            path: end for path, end in ends.items() if end is not None and end.holds_under(config.total_env_steps)
+        },
     )
 
 
 def is_verified(session_dir: Path, table: Table) -> bool:
     """Whether `verify` has recomputed every row of a session's metrics.
 
-    A session may be verified while it trains, and then has rows that are not. A damaged verified.json verifies
-    nothing.
+    A session may be verified while it trains, and then has rows that are not.
     """
-    try:
-        verification = read_verification(session_dir)
-    except UserError:
-        return False
+    verification = read_verification(session_dir)
     return verification is not None and verification.rows >= len(table["env_steps"])
-
-
-def verified_text(session_dir: Path, table: Table) -> str:
-    """What `verify` has found equal in a session, or why that is unknown; empty if it has not verified it."""
-    try:
-        verification = read_verification(session_dir)
-    except UserError as error:
-        return f"unknown: {error}"
-    if verification is None:
-        return ""
-    rows = f"{verification.rows} of {len(table['env_steps'])} rows"
-    return f"{rows}, {counted(verification.games, 'game')}, on {verification.date}, version {verification.version}"
 
 
 class Members(NamedTuple):
@@ -153,26 +124,23 @@ def choose_members(run: Run) -> Members:
     - Before that, sessions that have come at least half as far as the furthest one count. Their log points are
       cut at the env steps that all of them have reached.
 
-    A session without a finished game has no score and is left out, unless no session has one.
+    One of these without a finished game has no score and is left out, unless none of them has one.
     """
-    scored = {path: table for path, table in run.tables.items() if np.isfinite(table["return_ma"]).any()}
-    left_out = {path: "no finished game" for path in run.tables if scored and path not in scored}
-    candidates = scored or run.tables
-    reached = {path: table["env_steps"][-1] for path, table in candidates.items()}
-    finished = [path for path in candidates if run.is_finished(path)]
-    counted_in = finished or [path for path in candidates if 2 * reached[path] >= max(reached.values())]
-    for path in candidates:
-        if path not in counted_in:
-            left_out[path] = f"unfinished, at {reached[path]:,.0f} of {run.config.total_env_steps:,} env steps"
-    if finished:
-        return Members({path: run.tables[path] for path in finished}, left_out, None)
-    common = min(reached[path] for path in counted_in)
-    tables = {path: cut_table(run.tables[path], common) for path in counted_in}
-    for path in [path for path in counted_in if path in scored]:
-        if not np.isfinite(tables[path]["return_ma"]).any():
-            left_out[path] = f"no finished game up to {common:,.0f} env steps"
-            del tables[path]
-    return Members(tables, left_out, float(common))
+    reached = {path: float(table["env_steps"][-1]) for path, table in run.tables.items()}
+    finished = [path for path in run.tables if run.is_finished(path)]
+    compared = finished or [path for path in run.tables if 2 * reached[path] >= max(reached.values())]
+    common = None if finished else min(reached[path] for path in compared)
+    tables = {
+        path: run.tables[path] if common is None else cut_table(run.tables[path], common) for path in compared
+    }
+    scored = [path for path in compared if np.isfinite(tables[path]["return_ma"]).any()]
+    left_out = {}
+    for path, env_steps in reached.items():
+        if path not in compared:
+            left_out[path] = f"unfinished, at {env_steps:,.0f} of {run.config.total_env_steps:,} env steps"
+        elif scored and path not in scored:
+            left_out[path] = f"no finished game up to {tables[path]['env_steps'][-1]:,.0f} env steps"
+    return Members({path: tables[path] for path in scored or compared}, left_out, common)
 
 
 class TrialSummary(TypedDict):
@@ -260,7 +228,9 @@ def trial_summary(run: Run) -> TrialSummary:
         planned_env_steps=config.total_env_steps,
         complete=run.is_complete(),
         unfinished_games=unfinished_games(run) if score is None else None,
-        stopped=run.stopped(),
+        stopped={
+            path.name: {"env_steps": end.env_steps, "reason": end.reason} for path, end in run.early_ends.items()
+        },
         common_env_steps=members.common_env_steps,
         score=score,
         session_scores=scores,

@@ -1,14 +1,15 @@
-"""Tables of results: rows in; Markdown, CSV and JSON out. Numbers as text, for tables, terminals and pages."""
+"""Tables and sections of results: rows in; Markdown, CSV and JSON out. Numbers as text."""
 
 import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_atari.report.score_statistics import Estimate
 from jaxrl_atari.runs.files import write_file
 
 
@@ -30,9 +31,16 @@ def number_text(value: float | None) -> str:
 
 
 def cell_text(value: Any) -> str:
-    """A value of a table as text: numbers as `number_text`, whole numbers with all digits."""
+    """A value of a table as text.
+
+    Numbers are as in `number_text`, but whole ones have all digits. An estimate is `0.85 (0.80 to 0.91)`, or
+    `0.85 (-)` without an interval.
+    """
     if isinstance(value, float) or value is None:
         return number_text(value)
+    if isinstance(value, Estimate):
+        bounds = "-" if value.interval is None else " to ".join(map(number_text, value.interval))
+        return f"{number_text(value.value)} ({bounds})"
     return f"{value:,}" if type(value) is int else str(value)
 
 
@@ -56,25 +64,25 @@ class Table:
     """A table of results.
 
     Args:
-        titles: column, as in CSV and JSON -> its title in Markdown and on pages.
-        rows: column -> value. None is an unknown value; other columns are left out.
+        titles: column, as in CSV -> its title in Markdown and on pages.
+        rows: column -> value. A value that is None or missing is unknown.
     """
 
     titles: Mapping[str, str]
     rows: Sequence[Mapping[str, Any]]
 
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def text_rows(self) -> list[list[str]]:
-        """The table as text, with a header."""
-        cells = [[cell_text(row[name]) for name in self.titles] for row in self.rows]
-        return [[*self.titles.values()], *cells]
+        """The table as text, with a header. A column without a known value is left out."""
+        shown = [name for name in self.titles if any(row.get(name) is not None for row in self.rows)]
+        cells = [[cell_text(row.get(name)) for name in shown] for row in self.rows]
+        return [[self.titles[name] for name in shown], *cells]
 
     def to_markdown(self) -> str:
         """The table in Markdown; see `markdown_table`."""
         return markdown_table(self.text_rows())
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """The rows as JSON values."""
-        return [{name: row[name] for name in self.titles} for row in self.rows]
 
     def write_csv(self, file: Path) -> None:
         """Writes the rows, with all digits, below a header of column names. An unknown value is an empty cell."""
@@ -83,3 +91,26 @@ class Table:
         writer.writeheader()
         writer.writerows(self.rows)
         write_file(file, text.getvalue())
+
+
+def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A table whose titles are the names of its columns."""
+    return Table({name: name for row in rows for name in row}, rows)
+
+
+class Section(NamedTuple):
+    """A part of a page, below a heading. What is empty is not shown."""
+
+    title: str
+    table: Table | None = None
+    notes: Sequence[str] = ()  # below the table
+    score: str = ""  # in large figures
+    facts: Mapping[str, Any] = {}  # name -> value
+    graphs: Sequence[Path] = ()  # SVG files
+    video: Path | None = None
+    link: str = ""  # path of another page, relative to this one
+
+    def to_markdown(self) -> str:
+        """The title, the table and the notes in Markdown."""
+        table = self.table.to_markdown() if self.table else ""
+        return "\n\n".join(filter(None, [f"## {self.title}", table, *self.notes]))

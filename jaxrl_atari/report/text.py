@@ -1,14 +1,14 @@
 """Scores and the summary of a trial (`summary.TrialSummary`) as text, for terminals, Markdown and pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import RATIOS_OF_STRENGTH, SESSION_METRICS, TABLE_SCALES
 from jaxrl_atari.report.score_statistics import CONFIDENCE, difference, score_interval
-from jaxrl_atari.report.summary import TrialSummary
-from jaxrl_atari.report.tables import markdown_table, number_text
+from jaxrl_atari.report.summary import Run, TrialSummary, trial_summary
+from jaxrl_atari.report.tables import Table, number_text
 
 LONG_BUDGET = 10_000_000
 """Below this budget in env steps, tables show the final `return_mean` beside the score."""
@@ -72,42 +72,60 @@ def reference_rows(summary: TrialSummary) -> list[list[str]]:
     return rows + [[formula, number_text(value)] for formula, value in normalised.items() if value is not None]
 
 
-def metric_rows(summary: TrialSummary) -> list[list[str]]:
-    """The table of the known metrics, the score first, and below a budget of 10M env steps the final return_mean.
+def metric_table(summary: TrialSummary) -> Table:
+    """The known metrics, the score first: title, mean and std over the sessions, and the value of each session.
 
-    The header is followed by rows with a title, mean and std over the sessions, and the value of each session.
+    From a budget of 10M env steps on, the final return_mean is left out.
     """
-    columns = [summary["mean"], summary["std"], *summary["sessions"]]
-    rows = [["", "mean", "std", *(session["session"].replace("_", " ") for session in summary["sessions"])]]
+    columns = {"mean": summary["mean"], "std": summary["std"]}
+    columns |= {session["session"].replace("_", " "): session for session in summary["sessions"]}
+    rows = []
     for name, title in SESSION_METRICS.items():
         if name == "final_return_mean" and summary["planned_env_steps"] >= LONG_BUDGET:
             continue
-        if any(column[name] is not None for column in columns):
-            scale = TABLE_SCALES.get(name, 1)
-            rows.append([title, *(number_text(column[name] and scale * column[name]) for column in columns)])
-    return rows
+        scale = TABLE_SCALES.get(name, 1)
+        values = {column: metrics[name] for column, metrics in columns.items()}
+        known = {column: scale * value for column, value in values.items() if value is not None}
+        if known:
+            rows.append({"metric": title} | known)
+    return Table({"metric": "", **{column: column for column in columns}}, rows)
 
 
-def difference_text(scores: Mapping[str, Sequence[float]]) -> str:
-    """The difference of the scores of two trials of one game, and whether it may be chance, in a sentence.
+def no_mean_text(summary: TrialSummary) -> str:
+    """The metrics without a mean, because they have no meaning in a session; empty if there are none."""
+    titles = [
+        SESSION_METRICS[name].partition(" (")[0]
+        for name in RATIOS_OF_STRENGTH
+        if summary["mean"][name] is None and any(each[name] is not None for each in summary["sessions"])
+    ]
+    return f"no mean of {', '.join(titles)}: a session is no better than random play" if titles else ""
+
+
+def differences(runs: Sequence[tuple[str, Run]]) -> list[str]:
+    """The difference of each run's score from that of the first run of the same game and protocol, in sentences.
 
     Args:
-        scores: name of a trial -> scores of its sessions; the second is subtracted from the first.
-
-    Returns:
-        Empty if a trial has no score.
+        runs: name, and run.
     """
-    (name, ours), (other, theirs) = scores.items()
-    if not ours or not theirs:
-        return ""
-    found = difference(ours, theirs)
-    counts = f"{len(ours)} and {counted(len(theirs), 'session')}"
-    if len(ours) == len(theirs):
-        counts = f"{counted(len(ours), 'session')} each"
+    first: dict[tuple[str, str], tuple[str, list[float]]] = {}
+    sentences = []
+    for name, run in runs:
+        scores = trial_summary(run)["session_scores"]
+        other, others = first.setdefault((run.game.name, run.protocol), (name, scores))
+        if name != other and scores and others:
+            sentences.append(f"{run.game.name}: {name} - {other}: {_difference_text(scores, others)}")
+    return sentences
+
+
+def _difference_text(scores: Sequence[float], others: Sequence[float]) -> str:
+    """The difference of the scores of two trials, and whether it may be chance."""
+    counts = f"{len(scores)} and {counted(len(others), 'session')}"
+    if len(scores) == len(others):
+        counts = f"{counted(len(scores), 'session')} each"
+    found = difference(scores, others)
     if found is None:
-        value = number_text(float(np.mean(ours) - np.mean(theirs)))
-        return f"{name} - {other}: {value}; {counts} cannot tell a difference from chance"
-    text = f"{name} - {other}: {number_text(found.value)}"
+        return f"{number_text(float(np.mean(scores) - np.mean(others)))}; {counts} cannot tell it from chance"
+    text = number_text(found.value)
     if found.interval is not None:
         text += f", {CONFIDENCE:.0%} interval {' to '.join(map(number_text, found.interval))}"
     text += f", p {number_text(found.p)} (Welch's t test); "
@@ -115,21 +133,6 @@ def difference_text(scores: Mapping[str, Sequence[float]]) -> str:
         return f"{text}distinguishable with {counts}"
     needed = "more than 1,000" if found.sessions_needed is None else f"about {found.sessions_needed:,}"
     return f"{text}not distinguishable with {counts}; {needed} each would find a difference of this size"
-
-
-def no_mean_text(summary: TrialSummary) -> str:
-    """The metrics without a mean, because they have no meaning in a session; empty if there are none."""
-    sessions = summary["sessions"]
-    names = [
-        name
-        for name in RATIOS_OF_STRENGTH
-        if summary["mean"][name] is None and any(each[name] is not None for each in sessions)
-    ]
-    if not names:
-        return ""
-    titles = ", ".join(SESSION_METRICS[name].partition(" (")[0] for name in names)
-    without = [each["session"].replace("_", " ") for each in sessions if each[names[0]] is None]
-    return f"no mean of {titles}: no better than random play: {', '.join(without)}"
 
 
 def summary_table(summary: TrialSummary) -> str:
@@ -153,4 +156,4 @@ def summary_table(summary: TrialSummary) -> str:
         summary["comparison_note"],
     ]
     references = [f"{source}: {score}" for source, score in reference_rows(summary)]
-    return "\n".join([heading, "", markdown_table(metric_rows(summary)), "", *filter(None, notes), *references])
+    return "\n".join([heading, "", metric_table(summary).to_markdown(), "", *filter(None, notes), *references])

@@ -22,8 +22,7 @@ from jaxrl_atari.output import counted, say, say_changes
 from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.results import SuiteResultsKeeper
-from jaxrl_atari.suite.sweep import SweepPlan, continue_sweep, game_configs, plan_sweep, read_plan, write_plan
-from jaxrl_atari.suite.vary import parse_vary, vary_options
+from jaxrl_atari.suite.sweep import SweepPlan, game_configs, parse_vary, plan_sweep, read_plan, write_plan
 from jaxrl_atari.trials.launch import Job, raise_failures
 from jaxrl_atari.trials.resources import ResourcesConfig
 
@@ -81,36 +80,17 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
         expected="no resources without --address",
         hint="on this machine, --trial.parallel N trains N sessions at a time",
     )
-    games = options.games
-    if games is not None:
-        games = [name for word in games for name in word.split(",") if name]
-    plan = plan_sweep(config, list(game_configs(config, games)), parse_vary(options.vary, config))
-    if before is not None:
-        plan = continue_sweep(plan, before)
-        _require_continuation(plan, before, options)
-    for name in plan.vary:
-        _, value = given.get(name, (None, None))
-        require(name not in given, name, value, f"no such option, because --vary has {name}")
-    return options, plan, before
-
-
-def _require_continuation(plan: SweepPlan, before: SweepPlan, options: Options) -> None:
-    """Refuses a plan that has other games than the suite that is resumed, or that lacks one of its settings."""
-    require(
-        plan.games == before.games,
-        "--games",
-        " ".join(plan.games),
-        expected=f"{' '.join(before.games)}, the games of the suite",
-        hint="in any order; or start a new suite",
-    )
-    labels = {setting.label for setting in plan.settings}
-    require(
-        labels.issuperset(setting.label for setting in before.settings),
-        "--vary",
-        " ".join(options.vary),
-        expected="the fields and values of the suite, and perhaps more values",
-        hint=f"leave it out, or start a new suite; this one has {vary_options(before.vary) or 'no --vary'}",
-    )
+    games = None if options.games is None else [name for word in options.games for name in word.split(",") if name]
+    vary = parse_vary(options.vary, config)
+    games = list(game_configs(config, games))
+    if before is not None:  # the games and values that are named are added to those of the directory
+        games = list(dict.fromkeys([*before.games, *games]))
+        fields = ", ".join(before.vary) or "no field"
+        require(vary.keys() <= before.vary.keys(), "--vary", ", ".join(vary), f"{fields}, as in this directory")
+        vary = {name: [*values, *vary.get(name, [])] for name, values in before.vary.items()}
+    for name in vary:
+        require(name not in given, name, "", f"no such option, because --vary has {name}")
+    return options, plan_sweep(config, games, vary), before
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -125,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if plan != before or jobs:
             write_plan(directory, plan)
         _say_plan(directory, plan, before, jobs)
-        results = SuiteResultsKeeper(directory, plan)
+        results = SuiteResultsKeeper(directory)
         resume = resume_command("suite", directory)
         try:
             if jobs:
@@ -134,21 +114,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
             results.save()
             raise KeyboardInterrupt(f"stopped; go on with {resume}") from None
         if has_session(directory):
-            results.show_and_save()
+            results.show_and_save(plan.config.log.graphs)
     raise_failures(results.failures, plan.total_sessions, directory, resume)
 
 
 def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None, jobs: Sequence[Job]) -> None:
     """Prints what is trained, what a resume changes in the plan `before`, and which games have no job left."""
-    settings = f", {counted(len(plan.settings), 'setting')}" if plan.is_sweep else ""
+    settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
     say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
     if before is not None:
         say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
     waiting = {job.folder.parent for job in jobs}
-    for setting in plan.settings:
-        for game in plan.games:
-            if (setting.directory(directory) / game).absolute() not in waiting:
-                say("  ".join(filter(None, (f"game {game}", setting.label, "finished already"))))
+    for label, run_dir, _ in plan.trials(directory):
+        if run_dir.absolute() not in waiting:
+            say(f"{label}finished already")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """The jobs of a suite or a sweep: whether they can be trained, which are left, and their training."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari.algorithm import check_names_and_minibatches
-from jaxrl_atari.config import Config
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
 from jaxrl_atari.runs.tracking import require_wandb
-from jaxrl_atari.suite.sweep import SweepPlan, game_configs
+from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
 from jaxrl_atari.trials.resources import ResourcesConfig
@@ -30,26 +29,14 @@ def check_trainable(plan: SweepPlan, address: str) -> None:
         UserError: Ray or, without it, Weights & Biases is needed and not installed; or there is no cluster at
             `address`.
     """
-    for setting in plan.settings:
-        check_names_and_minibatches(setting.config)
+    for config in plan.settings.values():
+        check_names_and_minibatches(config)
     if address:
         check_cluster(address)
     else:
         if plan.config.log.wandb:
             require_wandb()
         plan_slots(plan.config, plan.total_sessions)  # raises `ConfigError`
-
-
-def runs(directory: Path, plan: SweepPlan) -> Iterator[tuple[str, Path, Config]]:
-    """The trials of a suite or sweep, setting by setting and game by game.
-
-    Yields:
-        What stands before the names of the trial's jobs, its run directory, and its config.
-    """
-    for setting in plan.settings:
-        for game, config in game_configs(setting.config, plan.games).items():
-            label = f"game {game}  {setting.label}  " if setting.label else f"game {game}  "
-            yield label, setting.directory(directory) / game, config
 
 
 def unfinished_jobs(directory: Path, plan: SweepPlan) -> list[Job]:
@@ -60,7 +47,7 @@ def unfinished_jobs(directory: Path, plan: SweepPlan) -> list[Job]:
     """
     jobs = []
     position = 0  # of the first session of the next trial
-    for label, run_dir, config in runs(directory, plan):
+    for label, run_dir, config in plan.trials(directory):
         if is_run(run_dir):
             require_same_run(config, read_config(run_dir), run_dir)
         jobs += session_jobs(config, run_dir, label, position)
@@ -87,7 +74,7 @@ def train_jobs(
     """
     due = {job.folder.parent for job in jobs}
     with contextlib.ExitStack() as exits:
-        for _, run_dir, config in runs(directory, plan):
+        for _, run_dir, config in plan.trials(directory):
             if run_dir.absolute() in due:
                 exits.enter_context(described_for_jobs(config, run_dir))
         if address:

@@ -7,32 +7,20 @@ named after the setting: SWEEP_DIR/ppo.learning_rate=0.0001/.
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config, set_fields
+from jaxrl_atari.config import Config, parse_value, set_fields
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
-from jaxrl_atari.errors import ConfigError, UserError, reason, require
+from jaxrl_atari.errors import did_you_mean, require
 from jaxrl_atari.runs.description import describe, read_config, read_games
-from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SUITE_FILE, SWEEP_FILE, is_sweep
-from jaxrl_atari.suite.vary import check_vary, value_text
+from jaxrl_atari.trials.varied_fields import can_vary, fields_that_can_vary
 
-MAX_LABEL_BYTES = 255
-"""The longest name of a directory on the usual file systems."""
-
-
-class Setting(NamedTuple):
-    """One setting of a sweep."""
-
-    label: str  # name of its directory, such as `ppo.gamma=0.9,ppo.epochs=2`; empty if nothing varies
-    fields: dict[str, Any]  # dotted name -> value
-    config: Config  # of the sweep, with these fields
-
-    def directory(self, parent: Path) -> Path:
-        """The directory of this setting's suite: `parent` itself if nothing varies."""
-        return parent / self.label
+Vary = dict[str, list[Any]]
+"""Dotted name of a field that varies -> its values."""
 
 
 class SweepPlan(NamedTuple):
@@ -40,18 +28,26 @@ class SweepPlan(NamedTuple):
 
     config: Config  # of all settings, apart from the fields that vary
     games: list[str]
-    vary: dict[str, list[Any]]  # dotted name of a field -> its values
-    settings: list[Setting]  # one for each combination of values; the last field varies fastest
-
-    @property
-    def is_sweep(self) -> bool:
-        """Whether a field varies. Otherwise this is the plan of a suite: its only setting has an empty label."""
-        return bool(self.vary)
+    vary: Vary
+    settings: dict[
+        str, Config
+    ]  # name, such as `ppo.gamma=0.9,ppo.epochs=2` -> config; the last field varies fastest
 
     @property
     def total_sessions(self) -> int:
         """The number of sessions of all games under all settings."""
         return self.config.sessions * len(self.games) * len(self.settings)
+
+    def trials(self, directory: Path) -> Iterator[tuple[str, Path, Config]]:
+        """The trials of a suite or sweep in a directory, setting by setting and game by game.
+
+        Yields:
+            What stands before the names of the trial's jobs, its run directory, and its config.
+        """
+        for setting, setting_config in self.settings.items():
+            for game, config in game_configs(setting_config, self.games).items():
+                label = f"game {game}  {setting}  " if setting else f"game {game}  "
+                yield label, directory / setting / game, config
 
 
 def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
@@ -67,7 +63,7 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
         ALE's name of a game -> the config of its trial, in the order of `games`.
 
     Raises:
-        ConfigError: an unknown game, a game named twice, or no game.
+        ConfigError: an unknown game, a game of another protocol, or no game.
     """
     backend = config.env.backend
     require(backend != "gymnasium", "env.backend", backend, "ale or envpool in a suite, whose games are ALE's")
@@ -77,7 +73,6 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
         games = [name for name in GAMES if game_under(name, config.env.resolved_protocol).references]
     for game in games:
         name, named = parse_game(game)
-        require(name not in configs, "games", game, "each game once")
         require(named is None, "games", game, name, "a suite has one protocol: choose it with --env.protocol")
         env = dataclasses.replace(config.env, game=name, protocol=protocol)
         configs[name] = dataclasses.replace(config, name=name, env=env)
@@ -85,48 +80,50 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
     return configs
 
 
-def plan_sweep(config: Config, games: list[str], vary: dict[str, list[Any]]) -> SweepPlan:
+def parse_vary(texts: Sequence[str], config: Config) -> Vary:
+    """Reads the options `--vary`, such as `ppo.learning_rate=1e-4,2.5e-4`.
+
+    Raises:
+        ConfigError: a text of another form, or a field of `config` that does not exist or cannot vary.
+    """
+    vary: Vary = {}
+    for text in texts:
+        field, _, words = text.partition("=")
+        name = field.strip().replace("-", "_")
+        require(words, "--vary", text, "FIELD=VALUE,VALUE,... such as ppo.learning_rate=1e-4,2.5e-4")
+        require(
+            can_vary(name, config),
+            "--vary",
+            name,
+            expected="a field that may differ between settings, by its dotted name, such as ppo.learning_rate",
+            hint=did_you_mean(name, fields_that_can_vary(config)),
+        )
+        vary.setdefault(name, []).extend(parse_value(word.strip()) for word in words.split(","))
+    return vary
+
+
+def value_text(value: Any) -> str:
+    """A value as `parse_value` reads it: `0.0001`, `true`, `none`. Settings are named after their values."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def plan_sweep(config: Config, games: list[str], vary: Vary) -> SweepPlan:
     """Makes the plan of a sweep, or of a suite if nothing varies. The arguments are fields of `SweepPlan`.
 
+    A value that is named twice counts once.
+
     Raises:
-        ConfigError: a combination of values that the config does not accept, or that gives its directory too long
-            a name.
+        ConfigError: a combination of values that the config does not accept.
     """
-    settings = []
+    vary = {name: list({value_text(value): value for value in values}.values()) for name, values in vary.items()}
+    settings = {}
     for values in itertools.product(*vary.values()):
-        fields: dict[str, Any] = dict(zip(vary, values, strict=True))
-        label = ",".join(f"{name}={value_text(value)}" for name, value in fields.items())
-        require(
-            len(label.encode()) <= MAX_LABEL_BYTES,
-            "--vary",
-            label,
-            expected=f"a setting of at most {MAX_LABEL_BYTES} bytes, because its directory is named after it",
-            hint="vary fewer fields at a time, or use a search",
-        )
-        settings.append(Setting(label, fields, set_fields(config, fields)))
+        fields = dict(zip(vary, values, strict=True))
+        name = ",".join(f"{field}={value_text(value)}" for field, value in fields.items())
+        settings[name] = set_fields(config, fields)
     return SweepPlan(config, games, vary, settings)
-
-
-def continue_sweep(plan: SweepPlan, before: SweepPlan) -> SweepPlan:
-    """The plan with which a sweep is resumed. Without a field that varies, it gets the fields of `before`.
-
-    Tables and the names of directories follow the order of games and fields. So they keep the order of `before`,
-    unless the user has chosen other games or fields.
-
-    Args:
-        plan: what the user has chosen.
-        before: the plan of the sweep so far.
-
-    Raises:
-        ConfigError: as `plan_sweep`.
-    """
-    games = plan.games
-    if {*games} == {*before.games}:
-        games = before.games
-    vary = plan.vary or before.vary
-    if vary.keys() == before.vary.keys():
-        vary = {name: vary[name] for name in before.vary}
-    return plan_sweep(plan.config, games, vary)
 
 
 def write_plan(directory: Path, plan: SweepPlan) -> None:
@@ -134,15 +131,15 @@ def write_plan(directory: Path, plan: SweepPlan) -> None:
 
     If nothing varies, the directory holds a suite, and has suite.json alone.
     """
-    if plan.is_sweep:
-        _write(directory, SWEEP_FILE, plan.config, {"games": plan.games, "vary": plan.vary})
-    for setting in plan.settings:
-        suite_dir = setting.directory(directory)
+    if plan.vary:
+        _write(directory, SWEEP_FILE, plan.config, games=plan.games, vary=plan.vary, settings=[*plan.settings])
+    for setting, config in plan.settings.items():
+        suite_dir = directory / setting
         suite_dir.mkdir(exist_ok=True)
-        _write(suite_dir, SUITE_FILE, setting.config, {"games": plan.games})
+        _write(suite_dir, SUITE_FILE, config, games=plan.games)
 
 
-def _write(directory: Path, file: str, config: Config, values: dict[str, Any]) -> None:
+def _write(directory: Path, file: str, config: Config, **values: Any) -> None:
     """Writes a description, which has the history of earlier starts, without what differs between games."""
     described = describe(config, directory, file)
     del described["game"], described["gae_lambda"]
@@ -156,12 +153,5 @@ def read_plan(directory: Path) -> SweepPlan:
         UserError: the directory holds neither a sweep nor a suite, or its file cannot be used.
     """
     file = SWEEP_FILE if is_sweep(directory) else SUITE_FILE
-    config = read_config(directory, file)
-    games = read_games(directory, file)
-    vary = read_json(directory / file).get("vary", {})
-    try:
-        game_configs(config, games)
-        check_vary(vary, config)
-        return plan_sweep(config, games, vary)
-    except (ConfigError, TypeError, AttributeError) as error:  # a file that was edited by hand
-        raise UserError(f"{directory / file}: cannot be used ({reason(error)}); restore it from a copy") from error
+    vary = read_result(directory / file, vary=dict)["vary"] if file == SWEEP_FILE else {}
+    return plan_sweep(read_config(directory, file), read_games(directory, file), vary)

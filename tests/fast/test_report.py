@@ -131,14 +131,14 @@ def test_the_page_of_a_suite_is_a_table_that_links_its_games(tmp_path):
     page = Page(write_report(suite_dir))
     assert page.all("a", "href") == ["./Breakout/report.html", "./Pong/report.html"]
     assert all((suite_dir / link).is_file() for link in page.all("a", "href"))
-    assert "Breakout 0.7 2 400 26.50 5.30 - - 35 326.47 0.0778 0.861 0.04 complete" in page.text
+    assert "Breakout 0.7 2 400 26.50 5.30 35 326.47 0.0778 0.861 0.04 complete" in page.text
     assert re.search(r"Pong 0.85 1 200 15.50 - .* 16.69 .* 0.02 not complete", page.text)
     assert re.search(r"Qbert - 0 .* failed: the ROM is missing Seaquest - 0 .* waiting", page.text)
-    assert re.search(r"ratio 1 0\.0778 \(-0\.0\d+ to 0\.2\d+\)", page.text)  # aggregates of the one complete game
+    assert re.search(r"ratio 1 0\.0778 \(-0\.0\d+ to 0\.2\d+\)", page.text)  # statistics of the one complete game
     graphs = [suite_dir / "graphs" / f"{name}.svg" for name in ("suites", "comparison")]
     assert page.contents("img") == [graph.read_bytes() for graph in graphs]
     other = Page(write_report(make_suite(tmp_path / "other", "machado")))
-    assert re.search(r"Breakout 0.7 2 400 26.50 5.30 - - 35 - - - 0.04", other.text)
+    assert re.search(r"Breakout 0.7 2 400 26.50 5.30 35 0.04", other.text)
     assert "ratio 1" not in other.text
 
 
@@ -162,7 +162,7 @@ def make_search(search_dir):
 def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tmp_path):
     search_dir = make_search(tmp_path / "search")
     page = Page(write_report(search_dir))
-    assert page.all("a", "href") == ["./trial_1/report.html", "./trial_0/report.html"]
+    assert page.all("a", "href") == ["./trial_0/report.html", "./trial_1/report.html"]
     assert all((search_dir / link).is_file() for link in page.all("a", "href"))
     assert "1 0.000123 2,345,678 225 200.50 finished budget spent" in page.text
     assert "0 0.00001 2,345,678 75.12 200 stopped worse, by far 2 0.01 2,345,678 - 0 failed the loss" in page.text

@@ -5,31 +5,32 @@ import pytest
 from scipy import stats  # a dependency of JAX
 
 from jaxrl_atari.report import score_statistics as statistics
-from jaxrl_atari.report.aggregates import suite_statistics
 from jaxrl_atari.report.score_statistics import (
     IMPROVEMENT,
     STATISTICS,
     difference,
     estimate,
-    probability_of_improvement,
     score_interval,
     sessions_needed,
-    share_above,
+    share_statistic,
 )
+from jaxrl_atari.report.suites import NormalisedScores, suite_statistics
 
 RLIABLE = {  # rliable 1.2.0 for `random_matrix` 0, and 0 against 1
     "mean": 0.92,
     "median": 0.98,
-    "iqm": 0.9157894736842106,
     "optimality_gap": 0.2571428571428571,
     "improvement": 0.46785714285714286,
 }
 RLIABLE_PROFILE = [0.9714285714285714, 0.7428571428571429, 0.42857142857142855, 0.14285714285714285]
-SCORES = {"A": [0.0, 2.0], "B": [5.0, 5.0], "C": [9.0, 11.0, 10.0]}
 
 
 def games(*scores):
-    return [np.asarray(game, float) for game in scores]
+    """The scores [sessions, games] of some games."""
+    return np.array(scores, float).T
+
+
+SCORES = games([0.0, 2.0], [5.0, 5.0], [9.0, 11.0])
 
 
 def random_matrix(seed, sessions=5, count=7):
@@ -37,77 +38,59 @@ def random_matrix(seed, sessions=5, count=7):
     return np.random.default_rng(seed).normal(1.0, 0.7, (sessions, count)).round(1)
 
 
-def by_game(matrix):
-    return {str(game): column for game, column in enumerate(matrix.T)}
-
-
 def test_statistics_worked_out_by_hand():
-    assert statistics.mean(games(*SCORES.values())) == pytest.approx((1 + 5 + 10) / 3)
-    assert statistics.median(games(*SCORES.values())) == 5
-    assert statistics.interquartile_mean(games([0, 8], [1, 2], [3, 4], [5, 1000])) == 3.5  # of 2, 3, 4, 5
-    assert statistics.interquartile_mean(games([1, 2, 6])) == 3  # floor(3 / 4) = 0 are cut
-    assert statistics.optimality_gap(games([0.0, 3.0], [0.5, 1.0])) == 0.375  # min(x, 1) is 0, 1, 0.5, 1
-    assert share_above(games([0.0, 1.0], [1.0, 3.0]), 1.0) == 0.25  # greater, not equal
+    value = {name: statistic.compute(SCORES) for name, statistic in STATISTICS.items()}
+    assert (value["mean"], value["median"]) == (pytest.approx((1 + 5 + 10) / 3), 5)
+    assert value["iqm"] == pytest.approx((2 / 2 + 5 + 5 + 9 / 2) / 3)  # 1.5 of 6 scores are cut at each end
+    iqm = statistics.interquartile_mean
+    assert iqm(games([0, 8], [1, 2], [3, 4], [5, 1000])) == 3.5  # of 2, 3, 4, 5
+    assert iqm(games([1], [2], [6])) == pytest.approx((1 / 4 + 2 + 6 / 4) / 1.5)
+    assert STATISTICS["optimality_gap"].compute(games([0, 3], [0.5, 1])) == 0.375  # min(x, 1) is 0, 1, 0.5, 1
+    assert share_statistic(1.0).compute(games([0, 1], [1, 3])) == 0.25  # greater, not equal
 
 
 def test_statistics_are_those_of_rliable():
-    x, y = by_game(random_matrix(0)), by_game(random_matrix(1, sessions=4))
+    x, y = random_matrix(0), random_matrix(1, sessions=4)
     for name, value in RLIABLE.items():
         suites = (x, y) if name == "improvement" else (x,)
         statistic = IMPROVEMENT if name == "improvement" else STATISTICS[name]
         assert estimate(statistic, *suites).value == pytest.approx(value)
-    columns = list(x.values())
-    profile = [share_above(columns, threshold) for threshold in (0.0, 0.5, 1.0, 1.5)]
+    assert estimate(STATISTICS["iqm"], x[:4]).value == pytest.approx(
+        stats.trim_mean(x[:4], 0.25, axis=None)
+    )  # as rliable
+    profile = [share_statistic(threshold).compute(x) for threshold in (0.0, 0.5, 1.0, 1.5)]
     assert profile == pytest.approx(RLIABLE_PROFILE)
 
 
 def test_the_interval_of_the_mean_is_welchs():
     """For the mean over games, the method has an exact form: the normalised sum of the games' means."""
-    scores = {"A": [1.0, 2.0, 4.0], "B": [10.0, 30.0], "C": [5.0, 5.5, 6.0, 7.5]}
-    variances = np.array([np.var(game, ddof=1) / len(game) for game in scores.values()])
-    freedom = variances.sum() ** 2 / sum(
-        v**2 / (len(g) - 1) for v, g in zip(variances, scores.values(), strict=True)
-    )
-    center = np.mean([np.mean(game) for game in scores.values()])
+    scores = games([1.0, 2.0, 4.0], [10.0, 30.0, 26.0], [5.0, 5.5, 7.5])
+    variances = scores.var(axis=0, ddof=1) / 3
+    freedom = variances.sum() ** 2 / (variances**2 / 2).sum()
     reach = stats.t.ppf(0.975, freedom) * np.sqrt(variances.sum()) / 3
     found = estimate(STATISTICS["mean"], scores)
-    assert found.value == pytest.approx(center)
-    assert found.interval == pytest.approx((center - reach, center + reach), rel=0.05)  # 2,000 resamples
+    assert found.value == pytest.approx(scores.mean())
+    low, high = found.interval
+    assert ((high - low) / 2, (low + high) / 2) == pytest.approx((reach, found.value), rel=0.05)  # 2,000 resamples
 
 
-def test_where_an_interval_cannot_hold_there_is_none_and_the_reason():
-    rng = np.random.default_rng(0)
-    close = {str(i): i**2 + rng.normal(0, 0.01, 2) for i in range(5)}  # 10 scores: 2 are cut, not 2.5
-    found = estimate(STATISTICS["iqm"], close)
-    assert found.interval is None
-    why = "a quarter of 10 scores is not a whole number, and cutting 2 at each end biases the IQM"
-    assert found.why_none == why
-    assert estimate(STATISTICS["mean"], close).interval is not None
-    six = close | {"5": 25 + rng.normal(0, 0.01, 2)}  # 12 scores: 3 are cut
-    assert estimate(STATISTICS["iqm"], six).interval is not None
-    ahead = probability_of_improvement({"A": [3.0, 4.0]}, {"A": [1.0, 2.0]})
-    assert ahead.interval is None
-    assert ahead.why_none == "resampling the sessions does not change it"
+def test_where_an_interval_cannot_hold_there_is_none():
+    assert estimate(IMPROVEMENT, games([3.0, 4.0]), games([1.0, 2.0])) == (1, None)
+    one, other = games([10.0, 11.0], [0.0, 1.0]), games([0.0, 1.0], [10.0, 11.0])
+    assert estimate(IMPROVEMENT, one, other) == (0.5, None)  # each wins a game by far
+    equal = games([0.1, 0.1, 0.1], [0.3, 0.3, 0.3])
+    assert {estimate(statistic, equal).interval for statistic in STATISTICS.values()} == {None}
+    single = games([1.0], [2.0])
+    assert [estimate(statistic, single).interval for statistic in STATISTICS.values()] == [None] * 4
+    assert estimate(IMPROVEMENT, games([1.0, 2.0]), games([0.0])) == (1.0, None)
 
 
 def test_a_game_that_contributes_nothing_to_a_statistic_lends_it_no_degrees_of_freedom():
     gap = STATISTICS["optimality_gap"]
-    below = {"A": [0.4, 0.6]}
-    above = {"B": [2.0, 5.0, 3.0, 4.0]}  # beyond the target, where the spread does not matter
-    alone, beside = estimate(gap, below), estimate(gap, below | above)
-    width, shared = (found.interval[1] - found.value for found in (alone, beside))
-    assert shared == pytest.approx(width * 2 / 6)  # 2 of 6 scores, with one degree of freedom in both
-
-
-def test_sessions_without_spread_have_no_interval_of_width_zero():
-    none = (None, "resampling the sessions does not change it")
-    one, other = {"A": [10.0, 11.0], "B": [0.0, 1.0]}, {"A": [0.0, 1.0], "B": [10.0, 11.0]}
-    assert probability_of_improvement(one, other) == (0.5, *none)  # each wins a game by far
-    equal = {"A": [0.1, 0.1, 0.1], "B": [0.3, 0.3, 0.3]}
-    for statistic in STATISTICS.values():
-        assert estimate(statistic, equal)[1:] == none
-    bands = {(low, high) for _, _, low, high in suite_statistics(one).profile if low is not None}
-    assert all(low < high for low, high in bands)
+    below = games([0.4, 0.6])
+    beside = games([0.4, 0.6], [2.0, 5.0])  # beyond the target, where the spread does not matter
+    width, shared = (found.interval[1] - found.value for found in (estimate(gap, below), estimate(gap, beside)))
+    assert shared == pytest.approx(width / 2, rel=0.05)  # with one degree of freedom in both
 
 
 @pytest.mark.parametrize(("statistic", "at_least"), [("iqm", 0.88), ("mean", 0.91)])
@@ -115,47 +98,36 @@ def test_the_intervals_over_games_hold(statistic, at_least):
     """26 games with 3 sessions. Loose: 150 suites; benchmarks/coverage.py has the measurement."""
     rng = np.random.default_rng(1)
     means, stds = rng.lognormal(0, 1, 26), rng.lognormal(-2, 1, 26)
-    many = [rng.normal(mean, std, 20_000) for mean, std in zip(means, stds, strict=True)]
-    true = float(STATISTICS[statistic].compute(many))
+    true = float(STATISTICS[statistic].compute(rng.normal(means, stds, (20_000, 26))))
     held = []
     for _ in range(150):
-        scores = {str(i): rng.normal(mean, std, 3) for i, (mean, std) in enumerate(zip(means, stds, strict=True))}
-        low, high = estimate(STATISTICS[statistic], scores).interval
+        low, high = estimate(STATISTICS[statistic], rng.normal(means, stds, (3, 26))).interval
         held.append(low <= true <= high)
     assert np.mean(held) >= at_least
 
 
 def test_probability_of_improvement():
     # A: 3 > 1, 3 > 2, 2 > 1 and 2 = 2: 3.5 of 4. B: never.
-    chance = probability_of_improvement({"A": [3, 2], "B": [0, 0]}, {"B": [1, 1, 1], "A": [1, 2], "C": [9, 9]})
-    assert chance.value == pytest.approx((0.875 + 0) / 2)
+    assert IMPROVEMENT.compute(games([3, 2], [0, 0]), games([1, 2], [1, 1])) == pytest.approx((0.875 + 0) / 2)
     x, y = random_matrix(0), random_matrix(1, sessions=4)
     expected = [stats.mannwhitneyu(a, b).statistic / (a.size * b.size) for a, b in zip(x.T, y.T, strict=True)]
-    assert probability_of_improvement(by_game(x), by_game(y)).value == pytest.approx(np.mean(expected))
+    assert IMPROVEMENT.compute(x, y) == pytest.approx(np.mean(expected))
 
 
-def test_aggregate_over_games_by_a_stratified_bootstrap():
-    found = suite_statistics(SCORES)
-    iqm = found.aggregates["iqm"]
-    assert found.games == 3
-    assert iqm.value == pytest.approx((2 + 5 + 5 + 9 + 10) / 5)  # without 0 and 11
+def test_the_statistics_of_a_suite_have_a_profile_with_a_band():
+    scores = {"ratio": NormalisedScores(["A", "B", "C"], {"suite": SCORES})}
+    (found,) = suite_statistics(scores)
     # B's sessions are equal and between A's and C's: resampling within games cannot change the median.
-    assert found.aggregates["median"] == (5, None, "resampling the sessions does not change it")
-    low, high = iqm.interval
-    assert low < iqm.value < high
-    assert found == suite_statistics(SCORES)
-    profile = np.array(found.profile)  # thresholds 0 to 11, the highest score
-    assert profile[[0, 25, -1], 0] == pytest.approx([0, 5.5, 11])
-    assert profile[[0, 25, -1], 1] == pytest.approx([6 / 7, 3 / 7, 0])
-    known = profile[profile[:, 2] != None].astype(float)  # noqa: E711  # without an interval where no score can be
-    assert np.all(np.diff(known[:, [2, 1, 3]]) >= 0)
-
-
-def test_with_one_session_of_a_game_there_is_no_interval():
-    aggregates = suite_statistics({"A": [1.0], "B": [2.0, 4.0]}).aggregates
-    assert aggregates["mean"].value == 2
-    assert {each[1:] for each in aggregates.values()} == {(None, "a game has a single session")}
-    assert probability_of_improvement({"A": [1.0, 2.0]}, {"A": [0.0]})[:2] == (1.0, None)
+    assert found.aggregates["median"] == (5, None)
+    low, high = found.aggregates["iqm"].interval
+    assert low < found.aggregates["iqm"].value < high
+    assert (found,) == tuple(suite_statistics(scores))
+    thresholds = [threshold for threshold, _ in found.profile]
+    assert (thresholds[0], thresholds[-1]) == (0, 11)  # the highest score
+    shares = [share for _, share in found.profile]
+    assert [shares[i].value for i in (0, 25, -1)] == pytest.approx([5 / 6, 2 / 6, 0])
+    bands = np.array([[share.interval[0], share.value, share.interval[1]] for share in shares if share.interval])
+    assert np.all(np.diff(bands) >= 0)
 
 
 def test_the_interval_of_one_game_is_the_t_interval_from_three_sessions_on():

@@ -15,9 +15,9 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.score_statistics import STATISTICS
-from jaxrl_atari.report.suites import read_suite, save_results, suite_results
+from jaxrl_atari.report.suites import read_results, read_suite, save_results
 from jaxrl_atari.runs.description import describe, read_config
-from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.sweep import game_configs, plan_sweep, write_plan
 
@@ -67,7 +67,8 @@ WORSE = {"Pong": [0.0, 0.5], "Breakout": [0.5, 0.25]}
 
 def results(suite_dir, failures=None):
     """results.md without its padding, results.json and the rows of results.csv by game."""
-    save_results(suite_results(read_suite(suite_dir), failures or {}))
+    reasons = {(suite_dir / game).absolute(): reason for game, reason in (failures or {}).items()}
+    save_results(read_results(suite_dir, reasons), suite_dir)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
     text = re.sub(r" +", " ", (suite_dir / "results.md").read_text())
     return text, json.loads((suite_dir / "results.json").read_text()), rows
@@ -92,22 +93,18 @@ def test_the_default_games_have_a_reference_score_under_the_protocol_and_each_ge
 
 
 REFUSED = [
-    (["--games", "Pong", "pong"], "each game once"),
     (["--games"], "at least one game"),
     (["--env.protocol", "machado"], "under a protocol with reference scores"),
     (["--games", "PongNoFrameskip-v4"], "expected Pong"),
     (["--env.game", "Pong"], "choose with --games"),
     (["--resources.gpu", "0.25"], "without --address"),
     (["--games", "Pong", "--devices.distributed"], "devices.distributed = True"),
-    (["--vary", f"network.name={'n' * 250}"], "its directory is named after it"),
     (["--vary", "ppo.gamma"], "expected FIELD=VALUE,VALUE,..."),
     (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
     (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
     (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2"),
-    (["--vary", "ppo.gamma=1,1.0"], "each value once"),
     (["--vary", "ppo.gamma=0.9", "--ppo.gamma", "0.8"], "because --vary has ppo.gamma"),
     (["--vary", "ppo.epochs=1,true"], "ppo.epochs = True"),
-    (["--vary", "ppo.gamma=0.9", "--vary", "ppo.gamma=0.8"], "ppo.gamma once"),
     (["--vary", "env.num_envs=8,16", "--vary", "ppo.minibatch_size=256,2048"], "= 1024 samples"),
     (["--resume", "nowhere"], "nowhere: not a suite directory"),
 ]
@@ -118,17 +115,6 @@ def test_options_that_cannot_be_used_are_errors_before_anything_starts():
         with pytest.raises(UserError) as error:
             suite_command.parse_options(arguments)
         assert words in str(error.value), arguments
-
-
-def test_a_plan_that_was_edited_by_hand_is_checked_as_the_options_are(tmp_path):
-    for number, changed in enumerate(({"games": ["Foo"]}, {"vary": {"seed": [1, 2]}})):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        write_plan(folder, plan_sweep(TINY, ["Pong"], {"ppo.gamma": [0.9, 0.99]} if "vary" in changed else {}))
-        file = folder / ("sweep.json" if "vary" in changed else "suite.json")
-        write_json(file, read_json(file) | changed)
-        with pytest.raises(UserError, match=f"{file}: cannot be used"):
-            suite_command.parse_options(["--resume", str(folder)])
 
 
 def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):
@@ -149,9 +135,9 @@ def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path):
     make_suite(tmp_path / "suite", dataclasses.replace(suite.config, sessions=7), suite.games)
     _, suite, before = suite_command.parse_options(line)
     assert (suite.config.sessions, before.games) == (7, ["Pong", "Alien"])
-    with pytest.raises(UserError, match="--games = 'Qbert': expected Pong Alien, the games of the suite"):
-        suite_command.parse_options([*line, "--games", "Qbert"])
-    with pytest.raises(UserError, match=r"--vary = 'ppo\.gamma=0\.9': .*; this one has no --vary$"):
+    _, suite, _ = suite_command.parse_options([*line, "--games", "Qbert", "Pong"])
+    assert suite.games == ["Pong", "Alien", "Qbert"]
+    with pytest.raises(UserError, match=r"--vary = 'ppo\.gamma': expected no field, as in this directory"):
         suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
 
 
@@ -205,10 +191,13 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     assert (rows["Alien"]["score"], rows["Pong"]["sessions"]) == ("", "1")
     assert float(rows["Alien"]["reference_score"]) == GAMES["Alien"].references[0].score
     # Only complete games enter the aggregates: one game, whose score is the median and the mean.
-    for kind, value in (("human-normalised", human), ("ratio", ratio)):
-        aggregates = found["aggregates"][kind]
-        assert (aggregates["games"], aggregates["median"]) == (1, pytest.approx(value))
-        assert aggregates["median_interval"][0] < value < aggregates["median_interval"][1]
+    for each, (kind, value) in zip(
+        found["statistics"], (("human-normalised", human), ("ratio", ratio)), strict=True
+    ):
+        assert (each["normalisation"], each["games"]) == (kind, ["Breakout"])
+        median = each["aggregates"]["median"]
+        assert median["value"] == pytest.approx(value)
+        assert median["interval"][0] < value < median["interval"][1]
     assert " failed: out of memory / buy more |" in text
 
 
@@ -217,19 +206,18 @@ def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
     add_session(suite_dir, "Alien", 0, [500.0])  # not complete
     _, written, _ = results(suite_dir)
     expected = {game: [score(game, value) for value in BETTER[game]] for game in ("Pong", "Breakout")}
-    assert written["scores"] == {game: pytest.approx(values) for game, values in expected.items()}
+    assert written["scores"]["suite"] == {game: pytest.approx(values) for game, values in expected.items()}
     with np.load(suite_dir / "scores_human_normalised.npz") as exported:  # sessions x games, in alphabetical order
         np.testing.assert_allclose(exported["suite"], [[1.5, 0.5], [2.0, 1.0]])
     with np.load(suite_dir / "scores_ratio.npz") as exported:
         assert exported["suite"].shape == (2, 2)
-    assert written["rliable_games"] == {"human-normalised": ["Breakout", "Pong"], "ratio": ["Breakout", "Pong"]}
-    found = written["aggregates"]["human-normalised"]
-    assert [found[name] for name in STATISTICS] == pytest.approx(
-        [1.25, 1.25, 1.25, 0.125]
-    )  # mean, median, IQM, gap
+    found, _ = written["statistics"]
+    assert (found["normalisation"], found["games"]) == ("human-normalised", ["Breakout", "Pong"])
+    values = [found["aggregates"][name]["value"] for name in STATISTICS]
+    assert values == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
     # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) *
     # 0.177.
-    assert found["mean_interval"] == pytest.approx([1.25 - 0.761, 1.25 + 0.761], abs=0.05)
+    assert found["aggregates"]["mean"]["interval"] == pytest.approx([1.25 - 0.761, 1.25 + 0.761], abs=0.05)
 
 
 # --- Sweeps ------------------------------------------------------------------------------------------------------
@@ -242,7 +230,7 @@ def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
     _, sweep, _ = suite_command.parse_options([*line, "--vary", "ppo.normalize_advantages=true,false"])
     assert (sweep.games, sweep.vary) == (["Pong", "Breakout", "Alien"], VARY)
     assert len(sweep.settings) == 4
-    last = sweep.settings[-1].config.ppo
+    last = [*sweep.settings.values()][-1].ppo
     assert (last.learning_rate, last.normalize_advantages) == (0.001, False)
 
 
@@ -251,11 +239,10 @@ def make_sweep(folder, values, scores, games=("Pong", "Breakout"), field="ppo.ga
     folder.mkdir()
     sweep = plan_sweep(TINY, list(games), {field: values})
     write_plan(folder, sweep)
-    for setting, by_game in zip(sweep.settings, scores, strict=True):
+    for (setting, config), by_game in zip(sweep.settings.items(), scores, strict=True):
         for game, sessions in by_game.items():
             for session, value in enumerate(sessions):
-                config = setting.config
-                add_session(folder / setting.label, game, session, [score(game, value)] * 2, config)
+                add_session(folder / setting, game, session, [score(game, value)] * 2, config)
     return folder
 
 
@@ -272,7 +259,7 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     ]  # fmt: skip
     human = [float(row["human_normalised_score"]) for row in rows]
     assert human == pytest.approx([0.75, 0.15, 1.75, 0.375])
-    assert "| ppo.gamma=0.9 | 2 | 1.25 (" in re.sub(r" +", " ", said)  # mean over the games
+    assert "| ppo.gamma=0.9 | human-normalised | 2 | 1.25 (" in re.sub(r" +", " ", said)  # mean over the games
     assert (sweep_dir / "ppo.gamma=0.99" / "results.csv").is_file()
     assert "Pong: ppo.gamma=0.99 - ppo.gamma=0.9: -" in said
     assert "not distinguishable with 2 sessions each; about" in said
@@ -283,8 +270,10 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     assert again.vary == {"ppo.gamma": [0.9, 0.99]}
     _, more, _ = suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9,0.95,0.99"])
     assert len(more.settings) == 3
-    with pytest.raises(UserError, match=r"; this one has --vary ppo\.gamma=0\.9,0\.99$"):
-        suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
+    _, less, _ = suite_command.parse_options([*line, "--vary", "ppo.gamma=0.9"])
+    assert less.vary == {"ppo.gamma": [0.9, 0.99]}
+    with pytest.raises(UserError, match=r"--vary = 'ppo\.epochs': expected ppo\.gamma, as in this directory"):
+        suite_command.parse_options([*line, "--vary", "ppo.epochs=2"])
     assert (sweep_dir / "sweep.json").read_bytes() == before
 
 
@@ -306,13 +295,19 @@ def test_two_suites_are_compared(tmp_path, capsys):
     output = tmp_path / "comparison"
     plots.main([str(better), str(worse), "--output", str(output)])
     printed = capsys.readouterr().out
-    # Pong: 3.5 of 4 pairs, Breakout: all.
-    assert re.search(r"Probability of improvement of better over worse: 0.938 \(0\.\d+ to 1\)\.", printed)
+    # Pong: 0.5 of 4 pairs, Breakout: none.
+    assert re.search(r"\| worse +\| human-normalised \| +2 \| .* 0.0625 \(0 to 0\.\d+\) \|", printed)
     names = ("comparison", "suites", "scores_human_normalised", "scores_ratio")
     assert {path.stem for path in output.iterdir()} == {*names}
     compared = json.loads((output / "comparison.json").read_text())
-    assert (compared["suites"], compared["games"]) == (["better", "worse"], ["Breakout", "Pong"])
-    assert compared["human-normalised"]["probability_of_improvement"]["worse"]["value"] == 0.9375
+    better, worse, *_ = compared["statistics"]
+    assert (better["suite"], worse["suite"], worse["games"]) == ("better", "worse", ["Breakout", "Pong"])
+    assert worse["aggregates"]["improvement"]["value"] == 0.0625
+    rows = [(row["game"], row["suite"]) for row in compared["games"]]
+    assert rows[:3] == [("Pong", "better"), ("Pong", "worse"), ("Breakout", "better")]
+    assert re.search(
+        r"Pong: worse - better: -.* \(Welch's t test\); not dist", (output / "comparison.md").read_text()
+    )
     with np.load(output / "scores_human_normalised.npz") as exported:
         np.testing.assert_allclose(exported["better"], [[1.5, 0.5], [2.0, 1.0]])
         np.testing.assert_allclose(exported["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
@@ -333,4 +328,4 @@ def test_only_the_suites_own_complete_games_count(tmp_path):
     # Trained longer.
     write_plan(suite_dir, plan_sweep(dataclasses.replace(TINY, total_env_steps=640), ["Pong"], {}))
     assert not read_suite(suite_dir).scores()
-    assert results(suite_dir)[2]["Pong"]["status"] == "not complete"
+    assert results(suite_dir)[2]["Pong"]["status"].startswith("not complete")
