@@ -38,7 +38,6 @@ __all__ = [
     "env_seeds",
     "make_pool",
     "process_threads",
-    "user_threads",
 ]
 
 THREADS_VARIABLE = "JAXRL_ATARI_THREADS"
@@ -48,18 +47,16 @@ DEFAULT_THREADS_VARIABLE = "JAXRL_ATARI_DEFAULT_THREADS"
 """Environment variable of this package: the same, in a process with a part of the cores; the user's goes first."""
 
 
-def user_threads() -> int | None:
-    """The value of `THREADS_VARIABLE`; None if it is not set. Raises `ConfigError` if it is unusable."""
-    return whole_number_variable(THREADS_VARIABLE, high=4_096)  # as `env.num_threads`
-
-
 def process_threads() -> int | None:
-    """What `user_threads` returns, else the value of `DEFAULT_THREADS_VARIABLE`; None if neither is set.
+    """The value of `THREADS_VARIABLE`, else that of `DEFAULT_THREADS_VARIABLE`; None if neither is set.
 
     Raises `ConfigError` if the value is unusable.
     """
-    chosen = user_threads()
-    return whole_number_variable(DEFAULT_THREADS_VARIABLE, high=4_096) if chosen is None else chosen
+    for name in (THREADS_VARIABLE, DEFAULT_THREADS_VARIABLE):
+        threads = whole_number_variable(name, high=4_096)  # as `env.num_threads`
+        if threads is not None:
+            return threads
+    return None
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -121,15 +118,13 @@ def make_pool(
             has one: envpool takes seeds only when a pool is made, and a Gymnasium environment may depend on more
             than its seed and actions.
         gymnasium: options of the back end of that name.
-        screens: `EnvPool.screen` will be called; there is no record then. `envpool` has no screens.
+        screens: `EnvPool.screen` will be called. `envpool` has no screens.
 
     Raises:
         UserError: envpool is not installed, the game's ROM cannot be read, or a Gymnasium
             environment cannot be used.
-        ConfigError: as `process_threads`; or the rules have no limit of frames, which only `gymnasium` supports.
+        ConfigError: as `process_threads` and `env_seeds`.
     """
-    limited = rules.max_frames > 0 or backend == "gymnasium"
-    require(limited, "env.max_frames", rules.max_frames, "a number above 0 for ALE's games")
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     num_threads = num_threads or process_threads() or 0
     # Imported here, so that the interface alone imports no emulator.
@@ -141,13 +136,11 @@ def make_pool(
         from jaxrl_atari.envs.gymnasium_pool import GymnasiumPool
 
         return GymnasiumPool(game, seeds, rules, gymnasium, screens)
-    from jaxrl_atari.envs.ale_pool import AlePool, FilmedAlePool
+    from jaxrl_atari.envs.ale_pool import AlePool
 
-    if screens:
-        return FilmedAlePool(game, seeds, num_threads, rules)
     record = None
     if anchor_steps:
         record = GameRecord(
             game_seed=seed, seeds=seeds, first_env=first_env, anchor_steps=anchor_steps, first_step=first_step
         )
-    return AlePool(game, seeds, num_threads, rules, record)
+    return AlePool(game, seeds, num_threads, rules, record, screens)

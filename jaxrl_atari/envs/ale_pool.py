@@ -1,7 +1,7 @@
 """The back end `ale`: ale-py's `AtariVectorEnv`. Also the ROMs of ale-py, which `envpool` uses too."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,8 @@ from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import UserError
 
-SCREEN_SHAPE = (210, 160, 3)
+SCREEN_SIZE = (210, 160)
+"""Height and width of a screen in pixels."""
 
 
 @cache
@@ -45,26 +46,23 @@ class AlePool(EnvPool):
     such as `FIRE`.
 
     Args:
-        colour: make `frame` the colour screen, uint8 [n, 210, 160, 3], for videos. Like the grey frame, it is the
-            maximum of two emulator frames. With the same seeds and actions, the games are those of a grey pool.
+        screens: `screen` will be called. A second vector environment plays the same games in colour. Like the grey
+            frame, a screen is the maximum of two emulator frames.
     """
 
     def __init__(
         self, game: str, seeds: Sequence[int], num_threads: int, rules: Rules,
-        record: GameRecord | None = None, colour: bool = False,
+        record: GameRecord | None = None, screens: bool = False,
     ):  # fmt: skip
         rom_path(game)  # `AtariVectorEnv` finds it in the same way
-        height, width, _ = SCREEN_SHAPE if colour else (FRAME_SIZE, FRAME_SIZE, 1)
-        envs = AtariVectorEnv(
+        make = partial(
+            AtariVectorEnv,
             rom_ids()[game],
             len(seeds),
             num_threads=num_threads,
             max_num_frames_per_episode=rules.max_frames,
             repeat_action_probability=rules.sticky_actions,
             full_action_space=rules.full_action_space,
-            img_height=height,
-            img_width=width,
-            grayscale=not colour,
             stack_num=1,
             frameskip=FRAME_SKIP,
             maxpool=True,
@@ -74,6 +72,10 @@ class AlePool(EnvPool):
             reward_clipping=False,
             use_fire_reset=rules.fire_on_reset,
         )
+        envs = make(img_height=FRAME_SIZE, img_width=FRAME_SIZE, grayscale=True)
+        height, width = SCREEN_SIZE
+        self._colour = make(img_height=height, img_width=width, grayscale=False) if screens else None
+        self._screens = np.zeros(0, np.uint8)  # of the newest step
         self._seeds = np.array(seeds)
         actions = envs.ale.get_action_set()
         self.action_names = [action.name for action in actions]
@@ -82,40 +84,29 @@ class AlePool(EnvPool):
     def _reset(self) -> RawStep:
         return self._reseed(np.ones(self.num_envs, bool), self._seeds)
 
+    def _send(self, actions: np.ndarray) -> None:
+        super()._send(actions)
+        if self._colour is not None:
+            self._colour.send(actions)
+
     def _recv(self) -> RawStep:
         frame, reward, terminated, truncated, info = self._envs.recv()
+        if self._colour is not None:
+            self._screens = self._colour.recv()[0]
         return RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
 
     def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
-        frame, info = self._envs.reset(seed=seeds, options={"reset_mask": envs})
+        options = {"reset_mask": envs}
+        frame, info = self._envs.reset(seed=seeds, options=options)
+        if self._colour is not None:
+            self._screens, _ = self._colour.reset(seed=seeds, options=options)
         return RawStep.start(frame[:, 0], info["lives"])
-
-
-class FilmedAlePool(AlePool):
-    """A pool without a record whose `screen` is in colour. A second pool plays the same games in colour."""
-
-    def __init__(self, game: str, seeds: Sequence[int], num_threads: int, rules: Rules):
-        super().__init__(game, seeds, num_threads, rules)
-        self._colour = AlePool(game, seeds, num_threads, rules, colour=True)
-        self._screens = np.zeros((len(seeds), *SCREEN_SHAPE), np.uint8)
-
-    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
-        self._screens = self._colour._reseed(envs, seeds).frame
-        return super()._reseed(envs, seeds)
-
-    def _send(self, actions: np.ndarray) -> None:
-        self._colour._send(actions)
-        super()._send(actions)
-
-    def _recv(self) -> RawStep:
-        self._screens = self._colour._recv().frame
-        return super()._recv()
 
     def screen(self) -> np.ndarray:
         """The colour screen of environment 0, uint8 [210, 160, 3]."""
-        return self._screens[0]
+        return self._screens[0, 0]
 
     def close(self) -> None:
-        """Frees the emulators of both pools. Call it once."""
-        self._colour.close()
+        """Frees the emulators. Call it once."""
+        self._colour = None
         super().close()

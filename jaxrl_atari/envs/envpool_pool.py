@@ -1,6 +1,6 @@
 """The back end `envpool`: envpool's Atari games."""
 
-import importlib.util
+import importlib
 import sys
 import tempfile
 from pathlib import Path
@@ -9,16 +9,14 @@ from types import ModuleType
 from jaxrl_atari.envs.ale_pool import rom_ids, rom_path
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import require_package
 
 
 class EnvpoolPool(EnvPool):
     """A pool on envpool. It copies no arrays, because envpool returns new ones at every step."""
 
     def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules):
-        if importlib.util.find_spec("envpool") is None:
-            hint = "pip install 'jaxrl_atari[envpool]', or use the back end ale"
-            raise UserError(f"env.backend = 'envpool': envpool is not installed; {hint}")
+        require_package("envpool", "envpool", "env.backend = 'envpool'")
         # `envpool.entry` would register all families of tasks, which takes seconds and 230 MiB of MuJoCo assets.
         sys.modules.setdefault("envpool.entry", ModuleType("envpool.entry"))
         envpool_atari = importlib.import_module("envpool.atari")

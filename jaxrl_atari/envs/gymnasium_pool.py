@@ -71,15 +71,7 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
         UserError: the environment is not registered, cannot be made, or has actions or observations that a policy
             cannot use; or OpenCV is missing.
     """
-    try:
-        gymnasium.spec(game)
-    except gymnasium.error.Error as error:
-        raise UserError(
-            f"env.game = {game!r}: no such environment is registered ({error}); "
-            "--import names the module or the file that registers it"
-        ) from error
     options = dict(settings.options)
-    require("render_mode" not in options, "env.options", options, "no render_mode, which is chosen for videos")
     make = gymnasium.make if game_of_id(game) is None else partial(_make_atari, rules=rules)
     try:
         env = make(game, **options)
@@ -88,12 +80,16 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
                 rendered = make(game, render_mode="rgb_array", **options)
                 env.close()
                 env = rendered
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UserError(
+            f"env.game = {game!r}: no such environment is registered ({error}); "
+            "--import names the module or the file that registers it"
+        ) from error
     except UserError:
         raise
     except Exception as error:  # an environment may raise anything
-        chosen = f" with env.options = {options}" if options else ""
         raise UserError(
-            f"env.game = {game!r}: the environment cannot be made{chosen} ({reason(error)})"
+            f"env.game = {game!r}: the environment cannot be made with env.options = {options} ({reason(error)})"
         ) from error
     return _select_image(env, game, settings.image_key)
 
@@ -221,13 +217,9 @@ class GymnasiumPool(EnvPool):
 
     def _send(self, actions: np.ndarray) -> None:
         self._actions = actions + self._first_action
-        if isinstance(self._envs, AsyncVectorEnv):
-            self._envs.step_async(self._actions)
 
     def _recv(self) -> RawStep:
-        is_async = isinstance(self._envs, AsyncVectorEnv)
-        returned = self._envs.step_wait() if is_async else self._envs.step(self._actions)
-        self._frame, reward, terminated, truncated, info = returned
+        self._frame, reward, terminated, truncated, info = self._envs.step(self._actions)
         self._steps += 1
         for i in np.flatnonzero(~np.isfinite(reward)):
             raise UserError(
@@ -237,9 +229,7 @@ class GymnasiumPool(EnvPool):
 
     def _lives(self, info: dict[str, Any]) -> np.ndarray:
         """The lives of each environment, int32 [n]."""
-        # After a reset of some environments, `info` has the lives of these, and zeros for the others.
-        known = info.get("_lives", False) if self._is_atari else False
-        return np.where(known, info.get("lives", 0), self.lives).astype(np.int32)
+        return info["lives"].astype(np.int32) if self._is_atari else self.lives
 
     def screen(self) -> np.ndarray:
         """The image that environment 0 renders, uint8 [height, width, 3]; its grey frame if it renders none."""
@@ -250,7 +240,4 @@ class GymnasiumPool(EnvPool):
 
     def close(self) -> None:
         """Closes the environments."""
-        if isinstance(self._envs, AsyncVectorEnv):
-            self._envs.close(terminate=True)
-        else:
-            self._envs.close()
+        self._envs.close(terminate=True)  # the processes of `async`; `sync` ignores it

@@ -123,7 +123,6 @@ def test_screens():
         ("ALE/Pong-v5", {"options": {"frameskip": 2}}, "frameskip"),
         ("Nowhere-v0", {}, "--import"),
         (CLOCK, {"options": {"size": 3}}, "size"),
-        (CLOCK, {"options": {"render_mode": "human"}}, "render_mode"),
         (CLOCK, {"options": {"high": 1}}, "image observations"),
         (CLOCK, {"image_key": "screen"}, "env.image_key = 'screen'"),
         (CLOCK, {"options": {"key": "a"}}, r"env.image_key = None: .*a \[84, 84\]"),
