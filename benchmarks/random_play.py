@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 import jaxrl_atari.envs
+from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs import EpisodeCounter, make_pool
-from jaxrl_atari.envs.protocols import PROTOCOLS
 
 TABLE = Path(jaxrl_atari.envs.__file__).with_name("classic_scores.csv")
 GAMES_EACH = 30
@@ -22,7 +22,7 @@ GAMES_EACH = 30
 
 def random_returns(game: str) -> list[float]:
     """Returns of the first game of each environment."""
-    pool = make_pool("ale", game, GAMES_EACH, seed=0, rules=PROTOCOLS["classic"])
+    pool = make_pool(EnvConfig(game=game, protocol="classic"), GAMES_EACH, seed=0)
     random = np.random.default_rng(0)
     counter = EpisodeCounter(GAMES_EACH)
     counter.count(pool.reset())

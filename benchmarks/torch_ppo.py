@@ -36,8 +36,8 @@ import torch
 import tyro
 from torch import nn
 
+from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs import make_pool
-from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.hardware.cpu import read_cpu
 
 FLOAT32 = "float32"
@@ -95,7 +95,7 @@ class Loop:
     def __init__(self, mode: str, game: str, seed: int):
         torch.manual_seed(seed)
         self.channels_last = mode != "plain"
-        self.pool = make_pool("ale", game, NUM_ENVS, seed=seed, rules=PROTOCOLS["v5"])
+        self.pool = make_pool(EnvConfig(game=game), NUM_ENVS, seed=seed)
         self.agent = Agent(self.pool.num_actions)
         if self.channels_last:
             self.agent = self.agent.to(memory_format=torch.channels_last)

@@ -21,7 +21,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 import numpy as np
 
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
-from jaxrl_atari.envs.pool import GymnasiumSettings
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import UserError, require
 
@@ -120,11 +119,6 @@ class EnvConfig:
         """The rules that options override: name -> value."""
         values = {name: getattr(self, name) for name in Rules._fields}
         return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def gymnasium(self) -> GymnasiumSettings:
-        """The options of the back end `gymnasium`."""
-        return GymnasiumSettings(self.options, self.image_key, self.vectorization_mode)
 
     @property
     def time_limit(self) -> str:

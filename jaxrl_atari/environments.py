@@ -46,16 +46,12 @@ class Environments:
         def pool_from(first_env: int) -> EnvPool:
             """The emulators of the group whose first environment has this number."""
             return make_pool(
-                env.backend,
-                env.game_name,
+                env,
                 group_size,
                 seed=game_seed,
                 first_env=first_env,
-                num_threads=env.num_threads,
-                rules=env.rules,
                 anchor_steps=anchor_steps,
                 first_step=first_step,
-                gymnasium=env.gymnasium,
             )
 
         for learner, actor in zip(placement.local_learner, placement.actors, strict=True):

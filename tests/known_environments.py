@@ -4,8 +4,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from jaxrl_atari.envs import GymnasiumSettings, make_pool
-from jaxrl_atari.envs.protocols import GYMNASIUM_RULES
+from jaxrl_atari.config import EnvConfig
+from jaxrl_atari.envs import make_pool
 
 CLOCK = "JaxrlTest/Clock-v0"
 
@@ -49,7 +49,8 @@ class Clock(gymnasium.Env):
 gymnasium.register(CLOCK, Clock)
 
 
-def pool_of(num_envs=2, game=CLOCK, seed=3, screens=False, rules=GYMNASIUM_RULES, **options):
-    """A pool of the back end `gymnasium`; `options` are fields of `GymnasiumSettings`."""
-    settings = GymnasiumSettings(**options)
-    return make_pool("gymnasium", game, num_envs, seed=seed, rules=rules, gymnasium=settings, screens=screens)
+def pool_of(num_envs=2, game=CLOCK, seed=3, screens=False, rules=None, **options):
+    """A pool of the back end `gymnasium`; `options` are fields of `EnvConfig`."""
+    rules = {} if rules is None else rules._asdict()
+    env = EnvConfig(game=game, backend="gymnasium", **rules, **options)
+    return make_pool(env, num_envs, seed=seed, screens=screens)

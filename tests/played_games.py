@@ -1,7 +1,7 @@
 """Games that a test plays: through a pool, and through an independent emulation of it."""
 
 import importlib.util
-from functools import cache, partial
+from functools import cache
 from typing import NamedTuple
 
 import ale_py
@@ -10,10 +10,17 @@ import pytest
 from ale_py import roms
 
 from jaxrl_atari import envs
+from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs.pool import EnvStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
 
-make_pool = partial(envs.make_pool, rules=PROTOCOLS["v5"])
+
+def make_pool(backend, game, num_envs, *, seed, rules=PROTOCOLS["v5"], num_threads=0, **options):
+    """A pool with these rules; `options` are those of `envs.make_pool`."""
+    env = EnvConfig(game=game, backend=backend, num_threads=num_threads, **rules._asdict())
+    return envs.make_pool(env, num_envs, seed=seed, **options)
+
+
 needs_envpool = pytest.mark.skipif(
     importlib.util.find_spec("envpool") is None, reason="needs envpool: pip install 'jaxrl_atari[envpool]'"
 )

@@ -124,11 +124,8 @@ def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     config = training.session.config.env
     groups = sum(map(len, training.session.environments.groups))
     threads = config.num_threads or process_threads() or 0  # of each group, as in training; 0: one per core
-    pool = make_pool(
-        config.backend, config.game_name, config.num_envs, seed=0,
-        num_threads=threads * groups, rules=config.rules, gymnasium=config.gymnasium,
-    )  # fmt: skip
-    with contextlib.closing(pool):
+    env = dataclasses.replace(config, num_threads=threads * groups)
+    with contextlib.closing(make_pool(env, config.num_envs, seed=0)) as pool:
         pool.reset()
         return {"env_sps": emulator_speed(pool, seconds)}
 

@@ -19,12 +19,16 @@ actions, both give the same frames and rewards in the games that the tests repla
   and SpaceWar.
 """
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame, GymnasiumSettings
-from jaxrl_atari.envs.protocols import Rules
+from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import require, whole_number_variable
+
+if TYPE_CHECKING:  # the config imports the games and the protocols of this package
+    from jaxrl_atari.config import EnvConfig
 
 __all__ = [
     "DEFAULT_THREADS_VARIABLE",
@@ -33,7 +37,6 @@ __all__ = [
     "EnvStep",
     "EpisodeCounter",
     "FinishedGame",
-    "GymnasiumSettings",
     "check_environment",
     "env_seeds",
     "make_pool",
@@ -70,7 +73,7 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
 
-def check_environment(backend: str, game: str, rules: Rules, gymnasium: GymnasiumSettings) -> str:
+def check_environment(env: "EnvConfig") -> str:
     """Makes a Gymnasium environment once, so that its errors come before training.
 
     Returns:
@@ -79,45 +82,36 @@ def check_environment(backend: str, game: str, rules: Rules, gymnasium: Gymnasiu
     Raises:
         UserError: the environment is not registered, cannot be made, or is not supported.
     """
-    if backend != "gymnasium":
+    if env.backend != "gymnasium":
         return ""
     from jaxrl_atari.envs import gymnasium_pool
 
-    return gymnasium_pool.check_environment(game, rules, gymnasium)
+    return gymnasium_pool.check_environment(env)
 
 
 def make_pool(
-    backend: str,
-    game: str,
+    env: "EnvConfig",
     num_envs: int,
     *,
     seed: int,
-    rules: Rules,
     first_env: int = 0,
-    num_threads: int = 0,
     anchor_steps: int = 0,
     first_step: int = 0,
-    gymnasium: GymnasiumSettings = GymnasiumSettings(),  # noqa: B008
     screens: bool = False,
 ) -> EnvPool:
-    """Makes `num_envs` copies of `game`. The arguments come from a config, which has checked them.
+    """Makes `num_envs` copies of a game.
 
     Args:
-        backend: "ale", "envpool" or "gymnasium".
-        game: ALE's CamelCase name, such as `MsPacman`; with "gymnasium", the id of an environment.
-        num_envs: number of copies.
+        env: the game, its back end and its rules. The pool ignores `life_loss_terminal` and `clip_rewards`, which
+            concern learning. `num_threads` = 0 means `process_threads()` or, without one, one thread per core.
+        num_envs: number of copies, in place of that of `env`.
         seed: from 0 on. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so that a pool
             may be a part of a larger one. The same seed and actions give the same steps bit for bit, for any
             number of threads.
-        rules: rules of the protocol. The pool ignores `life_loss_terminal` and `clip_rewards`, which concern
-            learning.
         first_env: number of the pool's first environment among all environments of the session.
-        num_threads: number of emulator threads. 0 means `process_threads()` or, without one, one thread per core.
-            `gymnasium` has no threads.
         anchor_steps, first_step: see `record.GameRecord`. If `anchor_steps` is 0, there is no record. Only `ale`
             has one: envpool takes seeds only when a pool is made, and a Gymnasium environment may depend on more
             than its seed and actions.
-        gymnasium: options of the back end of that name.
         screens: `EnvPool.screen` will be called. `envpool` has no screens.
 
     Raises:
@@ -126,16 +120,16 @@ def make_pool(
         ConfigError: as `process_threads` and `env_seeds`.
     """
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
-    num_threads = num_threads or process_threads() or 0
+    num_threads = env.num_threads or process_threads() or 0
     # Imported here, so that the interface alone imports no emulator.
-    if backend == "envpool":
+    if env.backend == "envpool":
         from jaxrl_atari.envs.envpool_pool import EnvpoolPool
 
-        return EnvpoolPool(game, seeds, num_threads, rules)
-    if backend == "gymnasium":
+        return EnvpoolPool(env, seeds, num_threads)
+    if env.backend == "gymnasium":
         from jaxrl_atari.envs.gymnasium_pool import GymnasiumPool
 
-        return GymnasiumPool(game, seeds, rules, gymnasium, screens)
+        return GymnasiumPool(env, seeds, screens)
     from jaxrl_atari.envs.ale_pool import AlePool
 
     record = None
@@ -143,4 +137,4 @@ def make_pool(
         record = GameRecord(
             game_seed=seed, seeds=seeds, first_env=first_env, anchor_steps=anchor_steps, first_step=first_step
         )
-    return AlePool(game, seeds, num_threads, rules, record, screens)
+    return AlePool(env, seeds, num_threads, record, screens)

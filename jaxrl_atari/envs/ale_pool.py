@@ -1,19 +1,17 @@
-"""The back end `ale`: ale-py's `AtariVectorEnv`. Also the ROMs of ale-py, which `envpool` uses too."""
+"""The back end `ale`: ale-py's `AtariVectorEnv`. Also the names of ale-py's ROMs, which `envpool` uses too."""
 
 from collections.abc import Sequence
 from functools import cache, partial
-from pathlib import Path
 
 import numpy as np
 from ale_py import roms
 from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
+from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
-from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GameRecord
-from jaxrl_atari.errors import UserError
 
 SCREEN_SIZE = (210, 160)
 """Height and width of a screen in pixels."""
@@ -24,19 +22,6 @@ def rom_ids() -> dict[str, str]:
     """CamelCase name -> ALE's ROM id, for every single-player game."""
     named = {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
     return {name: rom for name, rom in named.items() if name in GAMES}
-
-
-def rom_path(game: str) -> Path:
-    """The file of a game's ROM. Raises `UserError` if it is missing or not ale-py's."""
-    try:
-        path = roms.get_rom_path(rom_ids()[game])
-    except OSError as error:
-        raise UserError(
-            f"env.game = {game!r}: its ROM cannot be read ({error}); "
-            "install ale-py again, or unset ALE_ROMS_DIR if it names a folder without ROMs"
-        ) from error
-    assert path is not None  # the ids are ale-py's own
-    return path
 
 
 class AlePool(EnvPool):
@@ -51,13 +36,12 @@ class AlePool(EnvPool):
     """
 
     def __init__(
-        self, game: str, seeds: Sequence[int], num_threads: int, rules: Rules,
-        record: GameRecord | None = None, screens: bool = False,
-    ):  # fmt: skip
-        rom_path(game)  # `AtariVectorEnv` finds it in the same way
+        self, env: EnvConfig, seeds: Sequence[int], num_threads: int, record: GameRecord | None, screens: bool
+    ):
+        rules = env.rules
         make = partial(
             AtariVectorEnv,
-            rom_ids()[game],
+            rom_ids()[env.game_name],
             len(seeds),
             num_threads=num_threads,
             max_num_frames_per_episode=rules.max_frames,

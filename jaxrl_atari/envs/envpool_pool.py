@@ -6,26 +6,32 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
-from jaxrl_atari.envs.ale_pool import rom_ids, rom_path
+from ale_py import roms
+
+from jaxrl_atari.config import EnvConfig
+from jaxrl_atari.envs.ale_pool import rom_ids
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
-from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import require_package
 
 
 class EnvpoolPool(EnvPool):
     """A pool on envpool. It copies no arrays, because envpool returns new ones at every step."""
 
-    def __init__(self, game: str, seeds: list[int], num_threads: int, rules: Rules):
+    def __init__(self, env: EnvConfig, seeds: list[int], num_threads: int):
         require_package("envpool", "envpool", "env.backend = 'envpool'")
         # `envpool.entry` would register all families of tasks, which takes seconds and 230 MiB of MuJoCo assets.
         sys.modules.setdefault("envpool.entry", ModuleType("envpool.entry"))
         envpool_atari = importlib.import_module("envpool.atari")
+        rules = env.rules
         self._max_steps = rules.max_frames // FRAME_SKIP
+        rom = rom_ids()[env.game_name]
+        rom_path = roms.get_rom_path(rom)
+        assert rom_path is not None  # the ids are ale-py's own
         with tempfile.TemporaryDirectory() as assets:  # envpool reads the ROM once, when the pool is made
             Path(assets, "atari").mkdir()
-            Path(assets, "atari", "roms").symlink_to(rom_path(game).parent.absolute())
+            Path(assets, "atari", "roms").symlink_to(rom_path.parent.absolute())
             config = envpool_atari.AtariEnvSpec.gen_config(
-                task=rom_ids()[game],
+                task=rom,
                 base_path=assets,
                 num_envs=len(seeds),
                 num_threads=num_threads,

@@ -24,8 +24,8 @@ import numpy as np
 from gymnasium import spaces, wrappers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from jaxrl_atari.envs.games import game_of_id
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, GymnasiumSettings, RawStep
+from jaxrl_atari.config import EnvConfig
+from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import UserError, reason, require, require_package
 from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited
@@ -44,42 +44,40 @@ class FireOnReset(gymnasium.Wrapper):
         return observation, info
 
 
-def make_single(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
+def make_single(env: EnvConfig, render: bool = False) -> gymnasium.Env:
     """One environment whose observations are frames, uint8 [84, 84]. Arguments and errors: as `make_image_env`."""
-    env = make_image_env(game, rules, settings, render)
-    shape = env.observation_space.shape
+    made = make_image_env(env, render)
+    shape = made.observation_space.shape
     assert shape is not None
     if len(shape) == 3 and shape[-1] == 1:
-        env = wrappers.ReshapeObservation(env, shape[:2])
+        made = wrappers.ReshapeObservation(made, shape[:2])
     elif len(shape) == 3:
-        env = wrappers.GrayscaleObservation(env)
+        made = wrappers.GrayscaleObservation(made)
     if shape[:2] != (FRAME_SIZE, FRAME_SIZE):
-        env = wrappers.ResizeObservation(env, (FRAME_SIZE, FRAME_SIZE))
-    return env
+        made = wrappers.ResizeObservation(made, (FRAME_SIZE, FRAME_SIZE))
+    return made
 
 
-def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render: bool = False) -> gymnasium.Env:
+def make_image_env(env: EnvConfig, render: bool = False) -> gymnasium.Env:
     """One environment whose observations are images.
 
     Args:
-        game: a registered id.
-        rules: the rules of ALE's games.
-        settings: the options of the environment.
+        env: the id, the rules of ALE's games, and the options of the environment.
         render: `render()` returns images, if the environment can.
 
     Raises:
         UserError: the environment is not registered, cannot be made, or has actions or observations that a policy
             cannot use; or OpenCV is missing.
     """
-    options = dict(settings.options)
-    make = gymnasium.make if game_of_id(game) is None else partial(_make_atari, rules=rules)
+    game = env.game_name
+    make = partial(gymnasium.make, game) if env.atari_game is None else partial(_make_atari, game, rules=env.rules)
     try:
-        env = make(game, **options)
-        if render and "rgb_array" in (env.metadata.get("render_modes") or ()):
+        made = make(**env.options)
+        if render and "rgb_array" in (made.metadata.get("render_modes") or ()):
             with contextlib.suppress(TypeError):  # a function of the user's takes no `render_mode`
-                rendered = make(game, render_mode="rgb_array", **options)
-                env.close()
-                env = rendered
+                rendered = make(render_mode="rgb_array", **env.options)
+                made.close()
+                made = rendered
     except gymnasium.error.UnregisteredEnv as error:
         raise UserError(
             f"env.game = {game!r}: no such environment is registered ({error}); "
@@ -88,10 +86,11 @@ def make_image_env(game: str, rules: Rules, settings: GymnasiumSettings, render:
     except UserError:
         raise
     except Exception as error:  # an environment may raise anything
+        chosen = f"with env.options = {env.options}"
         raise UserError(
-            f"env.game = {game!r}: the environment cannot be made with env.options = {options} ({reason(error)})"
+            f"env.game = {game!r}: the environment cannot be made {chosen} ({reason(error)})"
         ) from error
-    return _select_image(env, game, settings.image_key)
+    return _select_image(made, game, env.image_key)
 
 
 def _make_atari(game: str, *, rules: Rules, **options: Any) -> gymnasium.Env:
@@ -148,21 +147,22 @@ def _is_image(space: spaces.Space) -> bool:
     return full_range and (len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[-1] in (1, 3)))
 
 
-def check_environment(game: str, rules: Rules, settings: GymnasiumSettings) -> str:
+def check_environment(env: EnvConfig) -> str:
     """Makes an environment once, starts it, and returns one line on its actions and images.
 
     Raises:
         UserError: as `make_image_env`; or the first observation is not of the type of its space.
     """
-    with contextlib.closing(make_image_env(game, rules, settings)) as env:
-        assert isinstance(env.action_space, spaces.Discrete)
-        assert env.observation_space.shape is not None
-        height, width = env.observation_space.shape[:2]
-        image, _ = env.reset(seed=0)
+    with contextlib.closing(make_image_env(env)) as made:
+        assert isinstance(made.action_space, spaces.Discrete)
+        assert made.observation_space.shape is not None
+        height, width = made.observation_space.shape[:2]
+        image, _ = made.reset(seed=0)
     found = np.asarray(image).dtype
+    game = env.game_name
     hint = "the environment declares these in its observation_space"
     require(found == np.uint8, "env.game", game, f"images of uint8 from 0 to 255, and it returns {found}", hint)
-    return f"{game}: {env.action_space.n} actions, images of {width} x {height} pixels"
+    return f"{game}: {made.action_space.n} actions, images of {width} x {height} pixels"
 
 
 def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -183,15 +183,12 @@ class GymnasiumPool(EnvPool):
     Only ALE's games report lost lives.
 
     Args:
-        game: a registered id.
         screens: `screen` will be called.
     """
 
-    def __init__(
-        self, game: str, seeds: Sequence[int], rules: Rules, settings: GymnasiumSettings, screens: bool = False
-    ):
-        make = partial(make_single, game, rules, settings, screens)
-        if settings.vectorization_mode == "async":
+    def __init__(self, env: EnvConfig, seeds: Sequence[int], screens: bool):
+        make = partial(make_single, env, screens)
+        if env.vectorization_mode == "async":
             # A fork of a process that runs JAX can deadlock, and "spawn" imports everything in each process.
             context = "forkserver"
             multiprocessing.get_context(context).set_forkserver_preload([__name__])
@@ -202,7 +199,7 @@ class GymnasiumPool(EnvPool):
         space = envs.single_action_space
         assert isinstance(space, spaces.Discrete)
         self._first_action = int(space.start)
-        self._is_atari = game_of_id(game) is not None
+        self._is_atari = env.atari_game is not None
         self._seeds = list(seeds)
         self._steps = 0
         self._actions = np.zeros(len(seeds), np.int64)

@@ -4,7 +4,7 @@ The back ends are `ale_pool.py`, `envpool_pool.py` and `gymnasium_pool.py`; this
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -20,14 +20,6 @@ STACK = 4
 FRAME_SKIP = 4
 STEPS_PER_SECOND = 15
 """Env steps per second of an Atari game at real speed: 60 emulator frames, 4 per env step."""
-
-
-class GymnasiumSettings(NamedTuple):
-    """Settings of the back end `gymnasium`; each is an option of the same name in `EnvConfig`."""
-
-    options: Mapping[str, Any] = {}  # arguments of the environment, as `gymnasium.make` takes them
-    image_key: str | None = None  # key of the image in observations that are dictionaries
-    vectorization_mode: str = "sync"  # "sync" or "async"
 
 
 class EnvStep(NamedTuple):

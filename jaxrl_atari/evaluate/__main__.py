@@ -169,9 +169,7 @@ def _record(policy: Policy, options: Options, evaluation: Path, seed: int) -> No
     video = unused(video_file(evaluation))
     page = unused(game_file(video))
     say(f"recording {counted(options.video_games, 'game')} with seed {seed} to {video}")
-    games = record_video(
-        policy, video, games=options.video_games, seed=seed, greedy=options.greedy, say=say, page=page
-    )
+    games = record_video(policy, video, games=options.video_games, seed=seed, greedy=options.greedy, page=page)
     returns = ", ".join(f"{game.episode_return:,.1f}" for game in games)
     say(
         f"written: {video} ({sum(game.length for game in games):,} env steps at real speed, return {returns})\n"

@@ -61,11 +61,9 @@ def make_evaluation_pool(env: EnvConfig, num_envs: int, *, seed: int, screens: b
     Raises:
         UserError: as `make_pool`.
     """
-    backend = "ale" if screens and env.backend == "envpool" else env.backend
-    return make_pool(
-        backend, env.game_name, num_envs, seed=seed,
-        num_threads=env.num_threads, rules=env.rules, gymnasium=env.gymnasium, screens=screens,
-    )  # fmt: skip
+    if screens and env.backend == "envpool":
+        env = dataclasses.replace(env, backend="ale")
+    return make_pool(env, num_envs, seed=seed, screens=screens)
 
 
 class FrameStacks:

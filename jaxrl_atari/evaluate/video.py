@@ -8,7 +8,6 @@ import json
 import os
 import string
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,6 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.play import make_evaluation_pool, play
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.runs.files import write_file
-
-SECONDS_BETWEEN_LINES = 10
-"""Seconds between two lines on the progress of a recording."""
 
 VIDEO_HEIGHT = 630
 """Approximate height of videos in pixels. Screens are enlarged by a whole number: 3 for ALE's 160x210 pixels."""
@@ -84,7 +80,6 @@ def record_video(
     games: int = 1,
     seed: int = 0,
     greedy: bool = False,
-    say: Callable[[str], object] = lambda line: None,
     page: str | Path | None = None,
 ) -> list[FinishedGame]:
     """Plays full games and writes their colour screens to an mp4 file (H.264, real speed, about 630 pixels high).
@@ -99,7 +94,6 @@ def record_video(
         games: number of games, one after the other.
         seed: seed of the games and the actions.
         greedy: take the most probable action instead of sampling.
-        say: receives a line on the progress every 10 seconds.
         page: also write this HTML file, with the video and, in step with it, the value, the probabilities of the
             actions, the reward and the return.
 
@@ -111,7 +105,6 @@ def record_video(
     finished: list[FinishedGame] = []
     # A value for each frame of the video, or for each decision: one less, because nothing is decided at the end.
     watched: dict[str, list[Any]] = {name: [] for name in ("reward", "return", "value", "probabilities", "action")}
-    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
     with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed=seed, screens=True)) as pool:
         steps = play(policy, pool, seed=seed, greedy=greedy)
         step, decision = next(steps)
@@ -119,9 +112,8 @@ def record_video(
             for number in itertools.count(-1):  # -1: the start of the first game
                 write(pool.screen())
                 finished += counter.count(step, number)
-                game_return, length = counter.so_far[0]
                 watched["reward"].append(float(step.reward[0]))
-                watched["return"].append(game_return)
+                watched["return"].append(float(counter.so_far[0, 0]))
                 if decision is not None:
                     logits, value = jax.device_get((decision.outputs.logits[0], decision.outputs.value[0]))
                     watched["value"].append(round(float(value), 3))
@@ -129,9 +121,6 @@ def record_video(
                     watched["action"].append(int(decision.actions[0]))
                 if len(finished) == games:
                     break
-                if time.monotonic() > next_line_at:
-                    next_line_at += SECONDS_BETWEEN_LINES
-                    say(f"recording: {length:,.0f} env steps, return {game_return:,.1f}")
                 step, decision = next(steps)
         names = list(pool.action_names) or [f"action {i}" for i in range(pool.num_actions)]
         data = {"fps": pool.steps_per_second, "actions": names, **watched}

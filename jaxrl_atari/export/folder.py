@@ -78,7 +78,7 @@ def compare_programs(network: str, program: bytes, model: bytes, memory_shapes: 
 def about_policy(policy: Policy) -> dict[str, Any]:
     """The description of a policy, its game and the rules, as JSON values."""
     env = policy.config.env
-    pool = make_pool("ale", env.game_name, 1, seed=0, rules=env.rules)
+    pool = make_pool(replace(env, backend="ale"), 1, seed=0)
     actions = list(pool.action_names)
     pool.close()
     return {

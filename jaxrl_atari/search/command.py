@@ -127,8 +127,7 @@ def run_search(options: Options, before: Options | None) -> Path:
         check_cluster(search.address)
     else:
         slots_here(search.resources, config, search.trials)
-    env = config.env
-    check_environment(env.backend, env.game_name, env.rules, env.gymnasium)
+    check_environment(config.env)
     is_new = before is None
     named = dataclasses.replace(config, name=f"{config.name}_search")  # names the directory
     with claim_run_dir(named, options.directory, is_new) as search_dir:

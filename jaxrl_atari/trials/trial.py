@@ -106,8 +106,7 @@ def run_training(
             "writers and stop need sessions that train in this process: set trial.parallel = 1, and devices.gpu to"
             " the number of a GPU or to false"
         )
-    env = config.env
-    lines = [check_environment(env.backend, env.game_name, env.rules, env.gymnasium)]
+    lines = [check_environment(config.env)]
     if config.resume_note:
         lines.append(f"note: {config.resume_note}")
 

@@ -5,6 +5,7 @@ are a piece. Each piece can be played without the others, so many are played sid
 """
 
 import contextlib
+import dataclasses
 import itertools
 import zlib
 from typing import NamedTuple
@@ -85,10 +86,9 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
     Raises:
         VerificationFailed: a frame at the end of a segment differs from the log, or the game has no such action.
     """
-    env = config.env
     played: set[tuple[float, ...]] = set()
     # `env.num_threads` was the session's share of the cores in training. Here, all usable cores play (0).
-    pool = make_pool("ale", env.game_name, len(batch), seed=0, num_threads=0, rules=env.rules)
+    pool = make_pool(dataclasses.replace(config.env, num_threads=0), len(batch), seed=0)
     counter = EpisodeCounter(len(batch))
     try:
         if log.actions.max() >= pool.num_actions:

@@ -11,7 +11,7 @@ import pytest
 from fake_pools import Corridor, NoisePool, Recorded, group_of
 from small_networks import FeedForward, make
 
-from jaxrl_atari.config import NetworkConfig
+from jaxrl_atari.config import EnvConfig, NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.frames import gather_stacks
@@ -60,7 +60,7 @@ def played(request):
     if request.param == "noise":
         pool = Recorded(NoisePool(4, seed=1))
     else:  # games of a few steps: the emulator's frames before the first action count too
-        pool = Recorded(make_pool("ale", "Breakout", 4, seed=1, num_threads=1, rules=V5._replace(max_frames=32)))
+        pool = Recorded(make_pool(EnvConfig(game="Breakout", num_threads=1, max_frames=32), 4, seed=1))
     yield pool, *play([pool])
     pool.close()
 

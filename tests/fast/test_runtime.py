@@ -4,8 +4,8 @@ import math
 
 import pytest
 
+from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs import make_pool
-from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError
 from jaxrl_atari.hardware.cpu import cpu_quota, usable_cores, xla_threads
 
@@ -35,7 +35,7 @@ def test_the_number_of_emulator_threads_is_checked_by_the_pool_too(monkeypatch):
     for value in ("two", "-1", "1.5", "4097"):
         monkeypatch.setenv("JAXRL_ATARI_THREADS", value)
         with pytest.raises(ConfigError, match=r"JAXRL_ATARI_THREADS = '.*': expected a whole number"):
-            make_pool("ale", "Pong", 1, seed=0, rules=PROTOCOLS["v5"])
+            make_pool(EnvConfig(game="Pong"), 1, seed=0)
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch):

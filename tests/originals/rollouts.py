@@ -36,11 +36,11 @@ class Tape(NamedTuple):
 def games():
     """What the pool of environments gives, in our form: a dict of `Rollout`'s fields, without those of the
     policy."""
+    from jaxrl_atari.config import EnvConfig
     from jaxrl_atari.envs import make_pool
-    from jaxrl_atari.envs.protocols import PROTOCOLS
 
     rng = np.random.default_rng(0)
-    pool = make_pool("ale", "Breakout", NUM_ENVS, seed=0, rules=PROTOCOLS["classic"])
+    pool = make_pool(EnvConfig(game="Breakout", protocol="classic"), NUM_ENVS, seed=0)
     pool.reset()
     frames = []
     for _ in range(60 + STEPS + 4):

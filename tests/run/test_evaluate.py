@@ -318,7 +318,7 @@ def test_video_shows_the_game(policy, tmp_path, monkeypatch):
     assert data["return"][lengths[0] + 1] == 0
     assert len(data["reward"]) == len(data["return"]) == len(frames) == len(data["action"]) + 1
     assert {*data["action"]} == {3}
-    pool = make_pool("ale", "Breakout", 1, seed=3, rules=moves_left.config.env.rules)
+    pool = make_pool(moves_left.config.env, 1, seed=3)
     step = pool.reset()
     for t in range(60):
         grey = frames[t, 1::3, 1::3] @ np.array([0.299, 0.587, 0.114])

@@ -48,7 +48,7 @@ def test_a_network_of_the_users_own_is_exported_for_jax(policy, trained, tmp_pat
 
 
 def test_play_plays_what_an_evaluation_does(policy, folder):
-    pool = make_pool("ale", "Breakout", 1, seed=11, rules=policy.config.env.rules)
+    pool = make_pool(policy.config.env, 1, seed=11)
     expected = evaluated(policy, pool, seed=11, greedy=True)
     next(expected)  # the start
     actions = []

@@ -5,11 +5,12 @@ import gymnasium
 import numpy as np
 import pytest
 from known_environments import CLOCK, Clock, pool_of
-from played_games import assert_equal, play, random_actions
+from played_games import assert_equal, make_pool, play, random_actions
 
+from jaxrl_atari import envs
 from jaxrl_atari.config import Config, EnvConfig, config_from_dict
-from jaxrl_atari.envs import EpisodeCounter, GymnasiumSettings, check_environment, make_pool
-from jaxrl_atari.envs.protocols import GYMNASIUM_RULES, PROTOCOLS
+from jaxrl_atari.envs import EpisodeCounter, check_environment
+from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import ConfigError, UserError
 
 WITHOUT_CHANCE = PROTOCOLS["classic"]._replace(noop_max=0, fire_on_reset=False)
@@ -66,7 +67,7 @@ def test_seeds():
     frames = [play(pool_of(2, seed=seed), np.zeros((9, 2), int)).frame for seed in (3, 3, 4)]
     np.testing.assert_array_equal(frames[0], frames[1])
     assert (frames[0] != frames[2]).any()
-    part = make_pool("gymnasium", CLOCK, 1, seed=3, first_env=1, rules=GYMNASIUM_RULES)
+    part = envs.make_pool(EnvConfig(game=CLOCK, backend="gymnasium"), 1, seed=3, first_env=1)
     np.testing.assert_array_equal(play(part, np.zeros((9, 1), int)).frame[:, 0], frames[0][:, 1])
 
 
@@ -130,9 +131,8 @@ def test_screens():
     ],
 )
 def test_refusals_are_one_line(game, options, expected):
-    rules = PROTOCOLS["v5"] if game.startswith("ALE") else GYMNASIUM_RULES
     with pytest.raises(UserError, match=expected) as error:
-        check_environment("gymnasium", game, rules, GymnasiumSettings(**options))
+        check_environment(EnvConfig(game=game, backend="gymnasium", **options))
     assert "\n" not in str(error.value)
 
 
@@ -158,7 +158,7 @@ gymnasium.register("JaxrlTest/NoReward-v0", NoReward)
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's checker
 def test_images_of_another_type_and_rewards_that_are_no_numbers():
     with pytest.raises(UserError, match=r"images of uint8 .* returns float64"):
-        check_environment("gymnasium", "JaxrlTest/Floats-v0", GYMNASIUM_RULES, GymnasiumSettings())
+        check_environment(EnvConfig(game="JaxrlTest/Floats-v0", backend="gymnasium"))
     pool = pool_of(2, "JaxrlTest/NoReward-v0")
     pool.reset()
     pool.step(np.zeros(2, int))
