@@ -1,11 +1,11 @@
-"""Results of published length: scores.csv, curves/, and what the documentation shows of them.
+"""The record of results: scores.csv, curves/, and what the documentation shows of them.
 
     python benchmarks/make_results.py [RUN_DIR... --hardware "AMD EPYC, 2 cores"]
 
 writes a row of scores.csv for each session of the runs, finished or not, and its metrics.csv, thinned to 200 rows,
 into curves/. Then, also without a run, it makes from scores.csv the results tables of README.md and
 docs/reproduce.md and the picture docs/images/results.png. The row of a session that is known already (same game,
-protocol, seed, arithmetic, weight decay and commit) is replaced.
+protocol, budget, seed, arithmetic, weight decay and commit) is replaced.
 """
 
 import csv
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import tyro
+from matplotlib.axes import Axes
+from scipy import stats
 
 from jaxrl_atari import cli
 from jaxrl_atari.envs.games import game_under
@@ -33,11 +35,12 @@ from jaxrl_atari.runs.reading import latest_meta
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS: tuple[str, ...] = (
-    "game", "seed", "env_steps", "return_ma", "return_mean", "hours", "sps", "compute_dtype", "hardware", "commit",
-    "protocol", "weight_decay",
+    "game", "budget", "seed", "env_steps", "return_ma", "return_mean", "hours", "sps", "compute_dtype", "hardware",
+    "commit", "protocol", "weight_decay",
 )  # fmt: skip
 CURVE_ROWS = 200
-BUDGET = 10_000_000
+PUBLISHED_BUDGET = 10_000_000
+"""The budget of the references, in env steps."""
 ENOUGH = 0.999
 """Share of the budget from which a session counts as finished: the last rollout may end slightly before it."""
 START, END = "<!-- results: made by benchmarks/make_results.py -->", "<!-- end of results -->"
@@ -47,7 +50,8 @@ Row = dict[str, str]
 
 def key(row: Row) -> tuple[str, ...]:
     """What identifies a session."""
-    return tuple(row[name] for name in ("game", "protocol", "seed", "compute_dtype", "weight_decay", "commit"))
+    names = ("game", "protocol", "budget", "seed", "compute_dtype", "weight_decay", "commit")
+    return tuple(row[name] for name in names)
 
 
 def curve_file(folder: Path, row: Row) -> Path:
@@ -65,12 +69,9 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
     """Adds the sessions of a run to scores.csv and curves/, or replaces what is there of them.
 
     Raises:
-        UserError: not a run directory, another budget, no finished game yet, or metrics that cannot be read.
+        UserError: not a run directory, no finished game yet, or metrics that cannot be read.
     """
     run = read_run(run_dir)
-    if run.config.total_env_steps != BUDGET:
-        budget = run.config.total_env_steps
-        raise UserError(f"{run_dir}: total_env_steps = {budget:,}; expected {BUDGET:,}, as for the references")
     revision = run.description.get("git_revision") or "unknown"  # of the start
     commit = revision[:7]
     if revision.endswith("+"):  # a checkout with changes
@@ -83,6 +84,7 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             raise UserError(f"{session_dir}: no game has ended yet; wait for the first one")
         row = {
             "game": run.game.name,
+            "budget": str(run.config.total_env_steps),
             "seed": str(run.config.seed + session_number(session_dir)),
             "env_steps": f"{figures['env_steps']:.0f}",
             "return_ma": f"{figures['final_return_ma']:.6g}",
@@ -116,7 +118,8 @@ def session_table(rows: Sequence[Row]) -> str:
 
     def cells(row: Row) -> list[str]:
         scores = {name: number_text(float(row[name])) for name in ("return_ma", "return_mean")}
-        return list((row | scores | {"env_steps": f"{int(row['env_steps']):,}"}).values())
+        steps = {name: f"{int(row[name]):,}" for name in ("budget", "env_steps")}
+        return list((row | scores | steps).values())
 
     return markdown_table([[f"`{name}`" for name in COLUMNS], *map(cells, rows)])
 
@@ -129,16 +132,24 @@ def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]
     return found
 
 
-def game_table(rows: Sequence[Row]) -> str:
-    """Markdown: a row for each game, protocol and weight decay, with a column for each source of a reference.
+def finished(rows: Sequence[Row]) -> list[Row]:
+    """The rows of the sessions that have spent their budgets."""
+    return [row for row in rows if float(row["env_steps"]) >= ENOUGH * float(row["budget"])]
 
-    It is over the finished sessions or, if there are none, over the one with the most env steps. A column without
-    content is left out.
+
+def game_table(rows: Sequence[Row]) -> str:
+    """Markdown: a row for each game, protocol, weight decay and budget, those with the most sessions first.
+
+    It is over the finished sessions or, if there are none, over the one with the most env steps. Each source of a
+    reference has a column, in which only rows of the published budget have an entry. A column without content is
+    left out.
     """
     found: list[dict[str, str]] = []
-    for (game, protocol, weight_decay), sessions in groups(rows, "game", "protocol", "weight_decay").items():
-        finished = [row for row in sessions if float(row["env_steps"]) >= ENOUGH * BUDGET]
-        shown = finished or [max(sessions, key=lambda row: float(row["env_steps"]))]
+    together = groups(rows, "game", "protocol", "weight_decay", "budget")
+    for (game, protocol, weight_decay, budget), sessions in sorted(
+        together.items(), key=lambda group: -len(finished(group[1]))
+    ):
+        shown = finished(sessions) or [max(sessions, key=lambda row: float(row["env_steps"]))]
         scores = [float(row["return_ma"]) for row in shown]
         known = game_under(game, protocol)
         cells = {
@@ -146,13 +157,14 @@ def game_table(rows: Sequence[Row]) -> str:
             "protocol": protocol,
             "weight decay": weight_decay,
             "sessions": str(len(shown)),
-            "env steps": f"{float(shown[0]['env_steps']) / 1e6:.3g}M of {BUDGET / 1e6:.3g}M",
+            "env steps": f"{float(shown[0]['env_steps']) / 1e6:.3g}M of {float(budget) / 1e6:.3g}M",
             "`return_ma`": number_text(float(np.mean(scores))),
             "interval": interval_text(scores),
             "random play": number_text(known.random.score) if known.random else "",
         }
-        references = {each.source.partition(" (")[0]: number_text(each.score) for each in known.references}
-        found.append(cells | references)
+        if int(budget) == PUBLISHED_BUDGET:
+            cells |= {each.source.partition(" (")[0]: number_text(each.score) for each in known.references}
+        found.append(cells)
     header = dict.fromkeys(["game", *(name for cells in found for name, text in cells.items() if text)])
     return markdown_table([[*header], *([cells.get(name) or "-" for name in header] for cells in found)])
 
@@ -173,30 +185,58 @@ def replace_table(page: Path, table: str) -> None:
 
 @default_style()
 def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
-    """Draws the learning curves, a panel for each game and protocol, with the reference lines."""
-    panels = groups(rows, "game", "protocol")
+    """Draws the learning curves, a panel for each game, protocol and budget, with the reference lines."""
+    panels = groups(rows, "game", "protocol", "budget")
     columns = min(len(panels), 2)
     height = -(-len(panels) // columns)
-    figure = new_figure("return_ma (thin: mean return of the last 100 games)", 6 * columns, 4.6 * height)
-    for index, ((game, protocol), sessions) in enumerate(panels.items(), 1):
+    title = "return_ma (thin: mean return of the last 100 games; band: 95% interval of the mean over sessions)"
+    figure = new_figure(title, 6 * columns, 4.6 * height)
+    for index, ((game, protocol, budget), sessions) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(height, columns, index)
-        for row, colour in zip(sessions, COLOURS, strict=False):
-            label = f"seed {row['seed']}, {row['compute_dtype']}, weight decay {row['weight_decay']}"
-            curve = curve_file(folder, row)
-            if curve.is_file():
-                values = np.genfromtxt(curve, delimiter=",", names=True)
-                axes.plot(values["env_steps"], values["return_mean"], color=colour, alpha=0.4, linewidth=0.8)
-                axes.plot(values["env_steps"], values["return_ma"], color=colour, linewidth=2)
-            else:
-                label += " (no curve was kept)"
-            end = float(row["env_steps"]), float(row["return_ma"])
-            axes.plot(*end, "o", color=colour, clip_on=False, zorder=3, label=label)
-        finish_returns(axes, game_under(game, protocol))
-        axes.set_xlim(0, BUDGET)
+        if len(finished(sessions)) >= 3:
+            draw_band(axes, folder, finished(sessions))
+        else:
+            draw_sessions(axes, folder, sessions)
+        known = game_under(game, protocol)
+        finish_returns(axes, known if int(budget) == PUBLISHED_BUDGET else known._replace(references=()))
+        axes.set_xlim(0, int(budget))
         axes.set_title(f"{game}, protocol {protocol}")
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=110)
     write_file(path, image.getvalue())
+
+
+def draw_sessions(axes: Axes, folder: Path, sessions: Sequence[Row]) -> None:
+    """Draws each session by itself."""
+    for row, colour in zip(sessions, COLOURS, strict=False):
+        label = f"seed {row['seed']}, {row['compute_dtype']}, weight decay {row['weight_decay']}"
+        path = curve_file(folder, row)
+        if path.is_file():
+            curve = np.genfromtxt(path, delimiter=",", names=True)
+            axes.plot(curve["env_steps"], curve["return_mean"], color=colour, alpha=0.4, linewidth=0.8)
+            axes.plot(curve["env_steps"], curve["return_ma"], color=colour, linewidth=2)
+        else:
+            label += " (no curve was kept)"
+        end = float(row["env_steps"]), float(row["return_ma"])
+        axes.plot(*end, "o", color=colour, clip_on=False, zorder=3, label=label)
+
+
+def draw_band(axes: Axes, folder: Path, sessions: Sequence[Row]) -> None:
+    """Draws the mean over sessions and its t interval, at the env steps that all sessions have reached."""
+    curves = [np.genfromtxt(curve_file(folder, row), delimiter=",", names=True) for row in sessions]
+    first = max(curve["env_steps"][np.isfinite(curve["return_ma"])][0] for curve in curves)
+    steps = np.linspace(first, min(curve["env_steps"][-1] for curve in curves), CURVE_ROWS)
+    returns = np.array([np.interp(steps, curve["env_steps"], curve["return_ma"]) for curve in curves])
+    mean = returns.mean(axis=0)
+    error = stats.t.ppf(0.975, len(curves) - 1) * stats.sem(returns, axis=0)
+    for row, curve in zip(sessions, curves, strict=True):
+        label = f"seeds {sessions[0]['seed']} to {sessions[-1]['seed']}" if row is sessions[0] else None
+        axes.plot(
+            curve["env_steps"], curve["return_mean"], color=COLOURS[0], alpha=0.4, linewidth=0.8, label=label
+        )
+    label = f"mean of {len(curves)} sessions, {sessions[0]['compute_dtype']}"
+    axes.plot(steps, mean, color=COLOURS[0], linewidth=2, label=label)
+    axes.fill_between(steps, mean - error, mean + error, color=COLOURS[0], alpha=0.2)
 
 
 def make(root: Path = ROOT) -> None:

@@ -65,7 +65,11 @@ def test_rows_curves_tables_and_picture_from_runs(root):
     running = [{name: column[:120] for name, column in learning_table(GAMES["Kaboom"], 0, count=500).items()}]
     kaboom = write_run(root / "kaboom", running, game="Kaboom", total_env_steps=BUDGET)
     classic = write_run(root / "classic", finished[:1], protocol="classic", total_env_steps=BUDGET)
-    for run in (kaboom, qbert, classic, kaboom):  # a run added again replaces its rows
+    several = [learning_table(GAMES["Qbert"], seed, 100, 500_000) for seed in range(3)]
+    for columns in several:
+        columns["env_steps"] = np.linspace(5_000, 500_000, 100)
+    short = write_run(root / "short", several, total_env_steps=500_000)
+    for run in (kaboom, qbert, classic, short, kaboom):  # a run added again replaces its rows
         make_results.add_run(folder, run, "a machine")
     make_results.make(root)
     rows = make_results.read_rows(folder)
@@ -73,6 +77,7 @@ def test_rows_curves_tables_and_picture_from_runs(root):
     assert found == [
         ("Kaboom", "v5", "0", "2400000"), ("Qbert", "classic", "0", "10000000"),
         ("Qbert", "v5", "0", "10000000"), ("Qbert", "v5", "1", "10000000"),
+        *[("Qbert", "v5", str(seed), "500000") for seed in range(3)],
     ]  # fmt: skip
     assert float(rows[2]["return_ma"]) == pytest.approx(finished[0]["return_ma"][-1], rel=1e-5)
     curve = np.genfromtxt(make_results.curve_file(folder, rows[3]), delimiter=",", names=True)
@@ -81,19 +86,19 @@ def test_rows_curves_tables_and_picture_from_runs(root):
     readme, reproduce = (
         re.sub(" +", " ", (root / page).read_text()) for page in ("README.md", "docs/reproduce.md")
     )
-    first, second = (f"{float(row['return_ma']):,.0f}" for row in rows[2:])
+    first, second = (f"{float(row['return_ma']):,.0f}" for row in rows[2:4])
     # CleanRL, Baselines and SLM Lab v4 have references under `classic`; Kaboom has none under `v5`.
     header = re.search(r"\| game \| protocol .*", readme)[0].strip("| ").split(" | ")
     table = [dict(zip(header, line.strip("| ").split(" | "), strict=True)) for line in re.findall(ROW, readme)]
-    assert [line["interval"] for line in table] == ["-", "-", f"2 sessions: {first} and {second}"]
-    assert [line["CleanRL's PPO"] != "-" for line in table] == [False, True, False]
-    assert "| Kaboom | 0 | 2,400,000 |" in reproduce
+    assert table[0]["interval"].startswith("95% interval ")
+    assert [line["interval"] for line in table[1:]] == [f"2 sessions: {first} and {second}", "-", "-"]
+    assert [line["sessions"] for line in table] == ["3", "2", "1", "1"]
+    assert [line["CleanRL's PPO"] != "-" for line in table] == [False, False, True, False]
+    assert [line["SLM Lab's PPO"] != "-" for line in table] == [False, True, False, False], "of 10M env steps"
+    assert "| Kaboom | 10,000,000 | 0 | 2,400,000 |" in reproduce
 
 
-def test_runs_that_cannot_be_added(root):
-    short = write_run(root / "short", [table([1.0])], total_env_steps=400)
-    with pytest.raises(UserError, match="total_env_steps = 400; expected 10,000,000"):
-        make_results.add_run(root / "benchmarks", short, "a machine")
+def test_a_run_without_a_finished_game_is_refused(root):
     new = write_run(root / "new", [table([np.nan])], total_env_steps=BUDGET)
     with pytest.raises(UserError, match="no game has ended yet"):
         make_results.add_run(root / "benchmarks", new, "a machine")
