@@ -6,7 +6,7 @@ from pathlib import Path
 from jaxrl_atari.cli.options import CheckpointChoice
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.hub.card import model_card
-from jaxrl_atari.report.evaluations import written_at
+from jaxrl_atari.report.evaluations import played_at
 from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.runs.checkpoints import Checkpoints, save_parameters
 from jaxrl_atari.runs.layout import (
@@ -75,7 +75,7 @@ def fill_repository(folder: Path, run_dir: Path, repo_id: str, checkpoint: Check
             save_parameters(Checkpoints(copy), policy.params, checkpoints.read_meta(policy.env_steps))
     videos = [video for policy in policies for video in policy.session_dir.glob("video_*.mp4")]
     if videos:
-        shutil.copyfile(max(videos, key=written_at), folder / HUB_VIDEO_FILE)  # which the Hub shows
+        shutil.copyfile(max(videos, key=played_at), folder / HUB_VIDEO_FILE)  # which the Hub shows
     steps = {policy.session_dir.name: policy.env_steps for policy in policies}
     (folder / "README.md").write_text(model_card(run, repo_id, str(checkpoint), steps), encoding="utf-8")
 

@@ -1,10 +1,9 @@
 """The results that `evaluate` has written into the directories of runs and sessions; see `runs/layout.py`."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
-from jaxrl_atari.runs.files import read_json, read_result
+from jaxrl_atari.runs.files import read_result
 
 
 class EvaluationSettings(TypedDict):
@@ -60,18 +59,13 @@ def evaluations(directory: Path) -> list[dict[str, Any]]:
     results = [
         read_result(path, mean=float, episodes=int) | {"file": path} for path in directory.glob("evaluation*.json")
     ]
-    return sorted(results, key=lambda each: (written_at(each["file"]), each["file"].name))
+    return sorted(results, key=lambda each: (played_at(each["file"]), each["file"].name))
 
 
-def written_at(file: Path) -> float:
-    """The time at which a result or a video was made, in seconds since 1970 (UTC).
+def played_at(file: Path) -> str:
+    """The date of a result of `evaluate`, or of the result to which a video belongs; empty if it has none.
 
-    A result has the time in the `date` of its JSON file, which a copy of the file keeps. A video has the date of
-    its evaluation, `evaluation_STEP.json`. Without a date, the time is that of the file's last change.
+    The date stands in the JSON file, so that a copy keeps it.
     """
     described = file.with_name(f"{file.stem.replace('video', 'evaluation')}.json")
-    try:
-        date = str(read_json(described)["date"]).removesuffix(" UTC")
-        return datetime.strptime(date, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
-    except (OSError, ValueError, LookupError):  # no such file, or one without such a date
-        return file.stat().st_mtime
+    return str(read_result(described).get("date", "")) if described.is_file() else ""

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,22 +21,18 @@ from jaxrl_atari.report.figures import (
 )
 from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.score_statistics import CONFIDENCE
-from jaxrl_atari.report.suites import SuiteStatistics
 from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import left_out_text, sessions_text
-from jaxrl_atari.runs.columns import unit_of
+from jaxrl_atari.runs.columns import section_of, unit_of
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 from jaxrl_atari.runs.reading import Table, read_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NO_PANELS = {
-    "env_steps", "updates", "optimizer_steps", "wall_seconds", "unix_time", "episodes", "return_mean", "return_ma",
-    "games_in_progress", "return_in_progress", "length_in_progress",
-}  # fmt: skip
-"""Columns without a small panel in a session's graph. Other columns with values get one."""
+CHART_PANELS = ("sps", "episode_length", "learning_rate")
+"""The columns of the section "charts" that get a small panel in a session's graph. All other metrics get one."""
 
 RETURN_MEAN = "return_mean (last 100 games)"
 
@@ -75,7 +71,8 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     env_steps = table["env_steps"]
     evaluations = read_evaluations(session_dir)
     x_end = float(np.max([env_steps[-1], *evaluations["env_steps"]]))
-    panels = [column for column in table if column not in NO_PANELS and np.isfinite(table[column]).any()]
+    metrics = [column for column in table if column in CHART_PANELS or section_of(column) != "charts"]
+    panels = [column for column in metrics if np.isfinite(table[column]).any()]
     rows = math.ceil(len(panels) / 3)
     title = f"{run.config.name}: {run.game.name}, protocol {run.protocol}, {session_dir.name.replace('_', ' ')}"
     figure = new_figure(title, 11, 5 + 2.3 * rows)
@@ -201,20 +198,21 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], column: str, x
 
 
 @default_style()
-def plot_profiles(statistics: Sequence[SuiteStatistics], output: Path) -> list[Path]:
+def plot_profiles(statistics: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
     """Draws performance profiles into suites.png and .svg, with bands of their intervals; returns the files.
 
-    The first normalisation is drawn.
+    Args:
+        statistics: rows as of `suite_statistics`. Those of the first normalisation are drawn.
     """
-    normalisation = statistics[0].normalisation
+    normalisation = statistics[0]["normalisation"]
     figure = new_figure("performance profile", 9, 6)
     axes = figure.add_subplot()
-    drawn = [each for each in statistics if each.normalisation == normalisation]
-    for suite, colour in zip(drawn, itertools.cycle(COLOURS), strict=False):
-        thresholds = [threshold for threshold, _ in suite.profile]
-        label = f"{suite.suite}: {counted(len(suite.games), 'game')}"
-        axes.plot(thresholds, [share.value for _, share in suite.profile], color=colour, linewidth=2, label=label)
-        low, high = zip(*(share.interval or (np.nan, np.nan) for _, share in suite.profile), strict=True)
+    drawn = [row for row in statistics if row["normalisation"] == normalisation]
+    for row, colour in zip(drawn, itertools.cycle(COLOURS), strict=False):
+        thresholds, shares = zip(*row["profile"], strict=True)
+        label = f"{row['suite']}: {counted(row['games'], 'game')}"
+        axes.plot(thresholds, [share.value for share in shares], color=colour, linewidth=2, label=label)
+        low, high = zip(*(share.interval or (np.nan, np.nan) for share in shares), strict=True)
         if np.isfinite(low).any():
             axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
             figure.suptitle(f"performance profile, {CONFIDENCE:.0%} intervals")

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.evaluations import evaluations, written_at
+from jaxrl_atari.report.evaluations import evaluations, played_at
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.suites import read_results
@@ -17,10 +17,9 @@ from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summar
 from jaxrl_atari.report.tables import Section, cell_text, number_text, table_of
 from jaxrl_atari.report.text import (
     interval_text,
-    left_out_text,
     metric_table,
-    no_mean_text,
     reference_rows,
+    score_notes,
     sessions_text,
 )
 from jaxrl_atari.runs.description import read_config, resumes
@@ -77,7 +76,7 @@ def run_page(run_dir: Path) -> Page:
     sections = [
         _score_section(run, summary),
         Section("Learning", graphs=[trial_graph]),
-        Section("Sessions", metric_table(summary), [no_mean_text(summary)], graphs=session_graphs),
+        Section("Sessions", metric_table(summary), graphs=session_graphs),
         _evaluation_section(run),
         *_video_sections(run),
         *_settings_sections(config, run.description, devices),
@@ -87,23 +86,14 @@ def run_page(run_dir: Path) -> Page:
 
 
 def _score_section(run: Run, summary: TrialSummary) -> Section:
-    facts = {
-        "return_ma at the end": f"{summary['return_ma']}; mean over {sessions_text(summary)}",
-        "sessions": left_out_text(summary),
-        "over sessions": interval_text(summary["session_scores"]),
-        "sample std over sessions": summary["score_std"] and number_text(summary["score_std"]),
-        **dict(reference_rows(summary)),
-    }
+    facts = dict(reference_rows(summary))
     for path, table in run.tables.items():
         verified = read_verification(path)
         if verified is not None:
-            facts[f"{path.name} verified"] = (
-                f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}, "
-                f"on {verified.date}, version {verified.version}"
-            )
+            rows = f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}"
+            facts[f"{path.name} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
     score = "" if summary["score"] is None else number_text(summary["score"])
-    notes = [summary["unfinished_games"] or "", summary["comparison_note"] or ""]
-    return Section("Score", score=score, facts=facts, notes=notes)
+    return Section("Score", notes=score_notes(summary), score=score, facts=facts)
 
 
 def _current_graphs(run: Run) -> list[Path]:
@@ -141,7 +131,7 @@ def _video_sections(run: Run) -> list[Section]:
     videos = [*run.path.glob("session_*/video_*.mp4"), *run.path.glob(HUB_VIDEO_FILE)]
     if not videos:
         return []
-    video = max(videos, key=written_at)
+    video = max(videos, key=played_at)
     game = game_file(video)
     link = game.relative_to(run.path).as_posix() if game.is_file() else ""
     return [Section("A game", notes=[video.relative_to(run.path).as_posix()], video=video, link=link)]
@@ -169,7 +159,8 @@ def results_page(directory: Path) -> Page:
         _graph_section(graphs),
         *_settings_sections(read_config(directory, file), read_json(directory / file)),
     ]
-    return Page(results.title, [], sections, reports)
+    name, _, badge = results.title.partition(": ")
+    return Page(name, [badge], sections, reports)
 
 
 def search_page(search_dir: Path) -> Page:

@@ -4,7 +4,7 @@ A sweep is compared as its settings are, each of which is a suite.
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,6 @@ from jaxrl_atari.report.score_statistics import (
     CONFIDENCE,
     IMPROVEMENT,
     STATISTICS,
-    Estimate,
     estimate,
     share_statistic,
 )
@@ -57,7 +56,7 @@ GAME_COLUMNS = {
 """Column of results.csv -> its title in results.md and in the report."""
 
 GAMES_NOTE = (
-    "score: `return_ma` at the end, mean and sample standard deviation over the sessions that count, and the 95% "
+    "score: return_ma at the end, mean and sample standard deviation over the sessions that count, and the 95% "
     "interval of the mean (from 3 sessions on). "
     "sessions: the number that counts. Once one has finished, only finished ones do; the status names the others. "
     "reference: PPO after 10,000,000 env steps of the same protocol. "
@@ -208,58 +207,49 @@ def normalised_scores(suites: Mapping[str, Suite]) -> dict[str, NormalisedScores
     return found
 
 
-class SuiteStatistics(NamedTuple):
-    """The statistics of a suite over its games."""
+STATISTICS_COLUMNS = {
+    "suite": "",
+    "normalisation": "scores",
+    "games": "games",
+    **{name: statistic.title for name, statistic in STATISTICS.items()},
+    "improvement": "P(improvement over the first)",
+}
+"""Column of the table of statistics -> its title. In JSON, a row also has `names` and `profile`."""
 
-    suite: str  # its name
-    normalisation: str
-    games: list[str]
-    aggregates: dict[str, Estimate]  # name in `STATISTICS`, or `improvement` over the first suite -> the estimate
-    profile: list[tuple[float, Estimate]]  # thresholds, ascending, and the share of the scores above each
 
+def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[dict[str, Any]]:
+    """The statistics of each suite under each normalisation: rows of the table of statistics.
 
-def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[SuiteStatistics]:
-    """The statistics of each suite under each normalisation."""
-    found = []
+    A statistic is an `Estimate`. `names` has the names of the games. `profile` has thresholds, ascending, each
+    with the share of the scores above it.
+    """
+    rows = []
     for normalisation, (games, by_suite) in by_normalisation.items():
         first, *_ = by_suite.values()
         for name, scores in by_suite.items():
-            aggregates = {key: estimate(statistic, scores) for key, statistic in STATISTICS.items()}
+            row: dict[str, Any] = {"suite": name, "normalisation": normalisation, "games": len(games)}
+            row |= {key: estimate(statistic, scores) for key, statistic in STATISTICS.items()}
             if scores is not first:
-                aggregates["improvement"] = estimate(IMPROVEMENT, scores, first)
+                row["improvement"] = estimate(IMPROVEMENT, scores, first)
             thresholds = np.linspace(min(0.0, scores.min()), max(1.0, scores.max()), 51).tolist()
-            profile = [(threshold, estimate(share_statistic(threshold), scores)) for threshold in thresholds]
-            found.append(SuiteStatistics(name, normalisation, games, aggregates, profile))
-    return found
+            row["names"] = games
+            row["profile"] = [
+                (threshold, estimate(share_statistic(threshold), scores)) for threshold in thresholds
+            ]
+            rows.append(row)
+    return rows
 
 
-def statistics_section(suites: Mapping[str, Suite], statistics: list[SuiteStatistics]) -> Section:
+def statistics_section(suites: Mapping[str, Suite], statistics: Sequence[Mapping[str, Any]]) -> Section:
     """The table of statistics over games, or the reason why there are none."""
     title = "Over the complete games"
-    if not statistics:
-        protocols = sorted({suite.protocol for suite in suites.values()})
-        why = comparison_note(protocols[0]) or "no complete game has a score to compare with"
-        if len(protocols) > 1:
-            why = f"different protocols are not compared: {', '.join(protocols)}"
-        return Section(title, notes=[f"No statistics: {why}."])
-    titles = {"suite": "", "normalisation": "scores", "games": "games"}
-    titles |= {name: statistic.title for name, statistic in STATISTICS.items()}
-    titles["improvement"] = f"P(improvement over {next(iter(suites))})"
-    rows = [
-        {"suite": each.suite, "normalisation": each.normalisation, "games": len(each.games), **each.aggregates}
-        for each in statistics
-    ]
-    return Section(title, Table(titles, rows), notes=[INTERVALS_NOTE])
-
-
-def statistics_json(statistics: list[SuiteStatistics]) -> list[dict[str, Any]]:
-    """Statistics as JSON values. A point of a profile is a threshold, the share above it and its interval."""
-    return [
-        each._asdict()
-        | {"aggregates": {name: found._asdict() for name, found in each.aggregates.items()}}
-        | {"profile": [[threshold, *share] for threshold, share in each.profile]}
-        for each in statistics
-    ]
+    if statistics:
+        return Section(title, Table(STATISTICS_COLUMNS, statistics), [INTERVALS_NOTE])
+    protocols = sorted({suite.protocol for suite in suites.values()})
+    why = comparison_note(protocols[0]) or "no complete game has a score to compare with"
+    if len(protocols) > 1:
+        why = f"different protocols are not compared: {', '.join(protocols)}"
+    return Section(title, notes=[f"No statistics: {why}."])
 
 
 def write_rliable(directory: Path, by_normalisation: Mapping[str, NormalisedScores]) -> None:
@@ -283,7 +273,7 @@ class Results(NamedTuple):
     suites: Mapping[str, Suite]  # by name; in a sweep by setting, such as `ppo.gamma=0.9`
     columns: Mapping[str, Mapping[str, str]]  # name of a suite -> what its rows in the table of games start with
     scores: Mapping[str, NormalisedScores]
-    statistics: list[SuiteStatistics]
+    statistics: list[dict[str, Any]]  # see `suite_statistics`
 
     def curves(self) -> list[tuple[str, Run]]:
         """The runs, each with the name of its suite."""
@@ -354,7 +344,7 @@ def save_results(results: Results, directory: Path, name: str = "results") -> No
         "failures": {game: why for suite in results.suites.values() for game, why in suite.failures.items()},
         "scores": {name: suite.scores() for name, suite in results.suites.items()},
         "differences": differences(results.curves()),
-        "statistics": statistics_json(results.statistics),
+        "statistics": results.statistics,
     }
     write_json(directory / f"{name}.json", values)
     table.write_csv(directory / f"{name}.csv")

@@ -75,8 +75,9 @@ class Table:
         return len(self.rows)
 
     def text_rows(self) -> list[list[str]]:
-        """The table as text, with a header. A column without a known value is left out."""
-        shown = [name for name in self.titles if any(row.get(name) is not None for row in self.rows)]
+        """The table as text, with a header. If there are rows, a column without a known value is left out."""
+        known = {name for row in self.rows for name, value in row.items() if value is not None}
+        shown = [name for name in self.titles if name in known or not self.rows]
         cells = [[cell_text(row.get(name)) for name in shown] for row in self.rows]
         return [[self.titles[name] for name in shown], *cells]
 

@@ -135,13 +135,8 @@ def _difference_text(scores: Sequence[float], others: Sequence[float]) -> str:
     return f"{text}not distinguishable with {counts}; {needed} each would find a difference of this size"
 
 
-def summary_table(summary: TrialSummary) -> str:
-    """The text printed at the end of a trial: the table of metrics, notes, and reference scores."""
-    budget = f"{summary['planned_env_steps']:,} env steps each"
-    settings = f"protocol {summary['protocol']}, {sessions_text(summary)}, {budget}"
-    heading = f"{summary['name']}: {summary['game']}, {settings}"
-    if not summary["complete"]:
-        heading += " (not complete)"
+def score_notes(summary: TrialSummary) -> list[str]:
+    """What there is to say of the score of a trial: what it is, which sessions it leaves out, and its interval."""
     ends = [
         f"{session.replace('_', ' ')} ended at {ended['env_steps']:,} env steps: {ended['reason']}"
         for session, ended in summary["stopped"].items()
@@ -155,5 +150,16 @@ def summary_table(summary: TrialSummary) -> str:
         interval_text(summary["session_scores"]),
         summary["comparison_note"],
     ]
+    return [note for note in notes if note]
+
+
+def summary_table(summary: TrialSummary) -> str:
+    """The text printed at the end of a trial: the table of metrics, notes, and reference scores."""
+    budget = f"{summary['planned_env_steps']:,} env steps each"
+    settings = f"protocol {summary['protocol']}, {sessions_text(summary)}, {budget}"
+    heading = f"{summary['name']}: {summary['game']}, {settings}"
+    if not summary["complete"]:
+        heading += " (not complete)"
     references = [f"{source}: {score}" for source, score in reference_rows(summary)]
-    return "\n".join([heading, "", metric_table(summary).to_markdown(), "", *filter(None, notes), *references])
+    table = metric_table(summary).to_markdown()
+    return "\n".join([heading, "", table, "", *score_notes(summary), *references])

@@ -80,7 +80,8 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
     page = Page(write_report(run_dir))
     for part in (
         "Qbert: my_run protocol v5 3 sessions 400 env steps each seeds 0, 1, 2 λ of GAE 0.95",
-        "3,000 return_ma at the end mean over the last 40 env steps; mean over 3 sessions over sessions 95%",
+        "Score 3,000 this run (v5, 400 env steps, λ 0.95, dialect ",
+        "score: return_ma at the end, the mean over the last 40 env steps",
         "95% interval 515.86 to 5,484",  # 3000 ± 4.303 * 1000 / sqrt(3)
         "SLM Lab's PPO (v5, 10M env steps, λ 0.95) 15,460", "human tester (DQN Zoo) "
         "13,455", "random play (v5) 164",

@@ -118,13 +118,13 @@ def test_the_statistics_of_a_suite_have_a_profile_with_a_band():
     scores = {"ratio": NormalisedScores(["A", "B", "C"], {"suite": SCORES})}
     (found,) = suite_statistics(scores)
     # B's sessions are equal and between A's and C's: resampling within games cannot change the median.
-    assert found.aggregates["median"] == (5, None)
-    low, high = found.aggregates["iqm"].interval
-    assert low < found.aggregates["iqm"].value < high
+    assert found["median"] == (5, None)
+    low, high = found["iqm"].interval
+    assert low < found["iqm"].value < high
     assert (found,) == tuple(suite_statistics(scores))
-    thresholds = [threshold for threshold, _ in found.profile]
+    thresholds = [threshold for threshold, _ in found["profile"]]
     assert (thresholds[0], thresholds[-1]) == (0, 11)  # the highest score
-    shares = [share for _, share in found.profile]
+    shares = [share for _, share in found["profile"]]
     assert [shares[i].value for i in (0, 25, -1)] == pytest.approx([5 / 6, 2 / 6, 0])
     bands = np.array([[share.interval[0], share.value, share.interval[1]] for share in shares if share.interval])
     assert np.all(np.diff(bands) >= 0)

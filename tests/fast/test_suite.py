@@ -194,10 +194,10 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     for each, (kind, value) in zip(
         found["statistics"], (("human-normalised", human), ("ratio", ratio)), strict=True
     ):
-        assert (each["normalisation"], each["games"]) == (kind, ["Breakout"])
-        median = each["aggregates"]["median"]
-        assert median["value"] == pytest.approx(value)
-        assert median["interval"][0] < value < median["interval"][1]
+        assert (each["normalisation"], each["names"]) == (kind, ["Breakout"])
+        median, (low, high) = each["median"]
+        assert median == pytest.approx(value)
+        assert low < value < high
     assert " failed: out of memory / buy more |" in text
 
 
@@ -212,12 +212,12 @@ def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
     with np.load(suite_dir / "scores_ratio.npz") as exported:
         assert exported["suite"].shape == (2, 2)
     found, _ = written["statistics"]
-    assert (found["normalisation"], found["games"]) == ("human-normalised", ["Breakout", "Pong"])
-    values = [found["aggregates"][name]["value"] for name in STATISTICS]
+    assert (found["normalisation"], found["names"]) == ("human-normalised", ["Breakout", "Pong"])
+    values = [found[name][0] for name in STATISTICS]
     assert values == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
     # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) *
     # 0.177.
-    assert found["aggregates"]["mean"]["interval"] == pytest.approx([1.25 - 0.761, 1.25 + 0.761], abs=0.05)
+    assert found["mean"][1] == pytest.approx([1.25 - 0.761, 1.25 + 0.761], abs=0.05)
 
 
 # --- Sweeps ------------------------------------------------------------------------------------------------------
@@ -301,8 +301,8 @@ def test_two_suites_are_compared(tmp_path, capsys):
     assert {path.stem for path in output.iterdir()} == {*names}
     compared = json.loads((output / "comparison.json").read_text())
     better, worse, *_ = compared["statistics"]
-    assert (better["suite"], worse["suite"], worse["games"]) == ("better", "worse", ["Breakout", "Pong"])
-    assert worse["aggregates"]["improvement"]["value"] == 0.0625
+    assert (better["suite"], worse["suite"], worse["names"]) == ("better", "worse", ["Breakout", "Pong"])
+    assert worse["improvement"][0] == 0.0625
     rows = [(row["game"], row["suite"]) for row in compared["games"]]
     assert rows[:3] == [("Pong", "better"), ("Pong", "worse"), ("Breakout", "better")]
     assert re.search(
