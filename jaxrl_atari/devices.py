@@ -15,7 +15,6 @@ from jaxrl_atari.config import DevicesConfig, GpuOption, check_fields
 from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.hardware import cpu, gpus
 from jaxrl_atari.hardware.choice import first_devices
-from jaxrl_atari.hardware.distributed import gather_items
 from jaxrl_atari.hardware.start import limit_jax, start_jax
 
 DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
@@ -34,7 +33,7 @@ DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
 def device_class(device: jax.Device) -> DeviceClass:
     """The class of a device.
 
-    For a CPU of another process it is the class of this machine's CPU: `place` refuses CPUs that differ.
+    For a CPU of another process it is the class of this machine's CPU.
     """
     if device.platform == "gpu":
         return "gpu"
@@ -75,7 +74,7 @@ def place(options: DevicesConfig) -> Placement:
 
     Raises:
         ConfigError: an option has a value that it cannot have; this machine lacks a device, or JAX has already
-            started without it; or several processes learn on devices of different classes, or one of them on none.
+            started without it; or one process of several has none of the devices that learn.
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
     check_fields(options, "devices.")
@@ -86,25 +85,11 @@ def place(options: DevicesConfig) -> Placement:
         learner = first_devices(
             options, gpus.jax_gpus() if chosen.learner else jax.devices("cpu"), "JAX's devices"
         )
-    if options.distributed:
-        _require_one_class(learner)
     _require_device_in_each_process(options, learner)
     local = of_this_process(learner)
     actors = local if chosen.actor == "learner" else (_local_device(chosen.actor, by_index),) * len(local)
     evaluator = local[0] if chosen.evaluator == "learner" else _local_device(chosen.evaluator, by_index)
     return Placement(learner, actors, evaluator, chosen.why_learner)
-
-
-def _require_one_class(learner: Sequence[jax.Device]) -> None:
-    """Raises `ConfigError` if devices of several classes learn, whose programs and arithmetic differ.
-
-    A process knows only the classes of its own devices, so all processes must call this.
-    """
-    own = sorted({device_class(device) for device in of_this_process(learner)})
-    classes = sorted({*gather_items(own)})
-    expected = "devices of one class to learn in all processes"
-    hint = f"they are {' and '.join(classes)}; use GPUs alone, or CPUs that agree in AVX512-BF16 and AMX"
-    require(len(classes) == 1, "devices.distributed", True, expected, hint)
 
 
 def _require_device_in_each_process(options: DevicesConfig, learner: Sequence[jax.Device]) -> None:

@@ -78,9 +78,6 @@ def _keep_freed_memory() -> None:
                 library.mallopt(number, value)
 
 
-# --- Compiled programs -------------------------------------------------------------------------------------------
-
-
 def _keep_compiled_programs() -> str:
     """Keeps compiled programs on disk (JAX's persistent compilation cache), for the next start.
 
@@ -93,23 +90,17 @@ def _keep_compiled_programs() -> str:
     if not jax_config.jax_enable_compilation_cache:
         return "compiled programs are not kept: JAX_ENABLE_COMPILATION_CACHE is false"
     folder = jax_config.jax_compilation_cache_dir  # JAX_COMPILATION_CACHE_DIR
-    if folder == "":
-        return "compiled programs are not kept: JAX_COMPILATION_CACHE_DIR is empty"
-    if folder is None:
+    if not folder:
         caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         folder = f"{caches}/jaxrl_atari/xla"
     name = f"threads_{cpu.xla_threads()}"
     # The user may have copied the folder from the line that is returned below: it then ends with the name.
     folder = f"{folder.removesuffix(f'/{name}')}/{name}"
-    if "://" not in folder:  # a bucket is left to JAX
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            problem = "" if os.access(folder, os.W_OK) else "permission denied"
-        except OSError as error:
-            problem = os_reason(error)
-        if problem:
-            jax_config.update("jax_enable_compilation_cache", False)
-            return f"compiled programs are not kept: {folder} cannot be written to ({problem})"
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        jax_config.update("jax_enable_compilation_cache", False)
+        return f"compiled programs are not kept: {os_reason(error)}"
     jax_config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax_config.update("jax_persistent_cache_min_compile_time_secs", 0)

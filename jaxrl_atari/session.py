@@ -87,6 +87,7 @@ def run_session(
     ):
         for number, _ in enumerate(iterations(session)):
             if number == 0:
+                session.keep_dir()
                 on_first_update()
         session.finish()
         # A stop may come during the last evaluation, for which only the leader waits. `is_stopping` waits for all
@@ -128,7 +129,6 @@ def iterations(session: "Session") -> Iterator[PendingMetrics]:
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
         log.after_update(pending_metrics, rate, (collected.waiting_seconds, collected.other_seconds))
-        session.keep_dir()
         del collected  # without overlap, this frees the memory of the rollout before the next one is filled
         session.evaluate_if_due()
         session.checkpoint_if_due()

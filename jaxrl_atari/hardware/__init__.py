@@ -3,7 +3,6 @@
 | module | content |
 |---|---|
 | cpu | cores, instruction sets, and the CPU quota of a container |
-| device_class | classes of devices, which decide the form and the arithmetic of a network |
 | gpus | the GPUs that a process may use, found without starting JAX; what NVML knows of them |
 | choice | the devices that a config asks for, and how sessions divide the GPUs |
 | start | how JAX is limited to the chosen devices and started, and what then becomes of the choice |

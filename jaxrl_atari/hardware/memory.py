@@ -24,9 +24,6 @@ NO_MEMORY = re.compile(
 )
 """Matches XLA's errors when JAX's own pool, another process or a library has left no memory."""
 
-PERHAPS_NO_MEMORY = re.compile(r"CUDNN_STATUS_INTERNAL_ERROR|DNN library initialization failed", re.IGNORECASE)
-"""Matches errors that XLA raises when cuDNN finds no memory, and also when its version does not suit XLA."""
-
 
 def memory_fraction(
     options: DevicesConfig, sharing: int = 1, total: int = 0, advice: str = "lower trial.parallel"
@@ -87,14 +84,10 @@ def out_of_memory_advice(minibatch_size: int, num_envs: int) -> Iterator[None]:
         yield
     except jax.errors.JaxRuntimeError as error:
         text = str(error)
-        if NO_MEMORY.search(text):
-            problem = "out of device memory"
-        elif PERHAPS_NO_MEMORY.search(text):
-            problem = "out of device memory, or the version of cuDNN does not suit that of jaxlib"
-        else:
+        if not NO_MEMORY.search(text):
             raise
         raise UserError(
-            f"{problem} ({text[:160]}); lower ppo.minibatch_size = {minibatch_size} or"
+            f"out of device memory ({text[:160]}); lower ppo.minibatch_size = {minibatch_size} or"
             f" env.num_envs = {num_envs}, or where sessions share a GPU, lower trial.parallel (on a Ray cluster,"
             " raise resources.gpu), and use --resume"
         ) from error

@@ -107,7 +107,7 @@ def test_coefficients_are_those_of_the_algorithm_unless_others_are_chosen():
         resolved("vtrace", rho=2)
 
 
-@pytest.mark.parametrize("chosen", [{"beta": "1"}, {"a.b": 1.0}, [1.0]])
+@pytest.mark.parametrize("chosen", [{"beta": "1"}, [1.0]])
 def test_coefficients_that_a_config_refuses(chosen):
     with pytest.raises(ConfigError, match=r"ppo.coefficients"):
         Config(ppo=PPOConfig(coefficients=chosen))
