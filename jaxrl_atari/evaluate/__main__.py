@@ -39,7 +39,6 @@ from jaxrl_atari.runs.layout import (
     session_dirs,
     video_file,
 )
-from jaxrl_atari.runs.tracking import add_to_tensorboard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Options(WithImports):
     """Full games to play."""
     video: bool = False
     """Also record further games, with the seed after `--seed`, to video_STEP.mp4 (or video_STEP_2.mp4, ...) in the
-    session's directory, and to TensorBoard."""
+    session's directory."""
     video_games: Annotated[int, Limits(1, 1_000)] = 1
     """Games in the video, one after the other, for environments with short games."""
     greedy: bool = False
@@ -175,8 +174,6 @@ def _record(policy: Policy, options: Options, evaluation: Path, seed: int) -> No
         f"written: {video} ({sum(game.length for game in games):,} env steps at real speed, return {returns})\n"
         f"written: {page} (the video beside the network's outputs; it opens in a browser)"
     )
-    if policy.config.log.tensorboard:
-        add_to_tensorboard(video, policy.env_steps)
 
 
 def _summarise(run_dir: Path, results: list[SessionEvaluation], settings: EvaluationSettings, seed: int) -> None:

@@ -11,7 +11,7 @@ RUN_DIR/session_<i>/    session i of the trial:
     checkpoints/<env_steps>/       see `checkpoints.py`
     actions/, digests.jsonl        all actions, and the digests of all checkpoints: what `verify` needs
     stopped.json, verified.json    why the session ended early; what `verify` found
-    events.out.tfevents.*, video/  for TensorBoard
+    events.out.tfevents.*          for TensorBoard
     wandb_id                       the session's run on Weights & Biases
     output.txt                     the session's output, if it trained on a Ray cluster
     evaluation_<env_steps>.json    the games of an evaluation of one checkpoint

@@ -1,7 +1,6 @@
 """Writers of TensorBoard's event files and of Weights & Biases runs."""
 
 import itertools
-import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,20 +71,6 @@ class TensorBoardWriter(Writer):
 
 def _numbers(table: TableFile) -> list[dict[str, float]]:
     return [{name: cell_number(cell) for name, cell in row.items()} for row in table.rows]
-
-
-def add_to_tensorboard(video: Path, env_steps: int) -> None:
-    """Shows a video in TensorBoard as a small animated GIF, as a run of its own beside its session."""
-    import imageio_ffmpeg
-    from tensorboardX import SummaryWriter
-    from tensorboardX.summary import Summary  # pyright: ignore[reportAttributeAccessIssue]
-
-    command = [imageio_ffmpeg.get_ffmpeg_exe(), "-i", video, "-vf", "scale=160:-1", "-f", "gif", "-"]
-    gif = subprocess.run(command, capture_output=True, check=True).stdout
-    image = Summary.Image(encoded_image_string=gif)
-    with SummaryWriter(str(video.parent / "video")) as writer:
-        summary = Summary(value=[Summary.Value(tag="game", image=image)])
-        writer.file_writer.add_summary(summary, env_steps)  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def require_wandb() -> None:

@@ -47,6 +47,7 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
     if sample is not None:
         # Without a seed, so that nobody can know beforehand which pieces will be played.
         chosen = random.sample(all_pieces, min(sample, len(all_pieces)))
+    plays_all = len(chosen) == len(all_pieces)
     run_dir = session_dir.parent
     budgets = field_values(run_dir, "total_env_steps")
     expected = expected_rows(log, [return_ma_window(budget) for budget in dict.fromkeys(budgets)])
@@ -60,10 +61,10 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
         )
     with _excused_by(run_dir, "ale-py", "jaxrl_atari"):
         games = check_games(config, session_dir.name, log, chosen)
-        if chosen == all_pieces and games < len(log.games):
+        if plays_all and games < len(log.games):
             raise VerificationFailed(f"the log of actions has {len(log.games)} games, the actions give {games}")
     text = f"verified: {rows:,} of {all_rows:,} rows and {counted(games, 'game')}"
-    if chosen != all_pieces:
+    if not plays_all:
         return f"{text} in {len(chosen)} of {len(all_pieces)} pieces are equal"
     verification = Verification(
         date=time.strftime("%Y-%m-%d", time.gmtime()),
@@ -94,7 +95,8 @@ def expected_rows(log: ActionLog, windows: Iterable[int]) -> dict[int, list[dict
     for reached, (first, last) in zip(env_steps.tolist(), itertools.pairwise([0, *games_before]), strict=True):
         statistics.count(games_of_rows(log.games[first:last]), reached)
         rows[reached] = []
-        for statistics.window in windows:
+        for window in windows:
+            statistics.window = window
             rows[reached].append(statistics.to_row())
     return rows
 
