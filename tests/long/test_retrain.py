@@ -96,7 +96,7 @@ def test_other_bits_from_code_of_the_user_are_no_accusation(run_dir, tmp_path, m
     idea.touch()
     start = change_a_weight(run_dir / "session_0", CONFIG)
     try:
-        with pytest.raises(UserError, match=r"that proves nothing, because .*an_idea_of_the_test.py may") as error:
+        with pytest.raises(UserError, match="that proves nothing, because ") as error:
             verify([str(run_dir), "--retrain", str(start), "--import", str(idea)])
     finally:
         sys.modules.pop(idea.stem, None)
@@ -126,7 +126,7 @@ def test_games_that_cannot_continue_here_are_refused(run_dir, start):
     item = run_dir / "session_0" / "checkpoints" / str(start) / "games"
     shutil.rmtree(item)
     item.mkdir()
-    refused(run_dir, start, "its games cannot continue here")
+    refused(run_dir, start, "games cannot be read")
 
 
 def test_another_machine_is_refused_with_its_reason(run_dir, start):
