@@ -18,7 +18,7 @@ from onnx import ModelProto, checker, helper, numpy_helper, parser
 VERSIONS = 'ir_version: 8, opset_import: ["": 17]'
 """The file format and the operators of onnx 1.12 (2022). Newer ones would shut out older runtimes."""
 
-CONSTANTS = "float white = {255.0}, float zero = {0.0}, int64[1] second = {1}"
+CONSTANTS = "float white = {255.0}, int64[1] second = {1}"
 
 IMAGE = """
     pixels = Cast <to = 1> (stacks)
@@ -81,6 +81,7 @@ GATE = """
 NATURE_LSTM = f"""{TORSO}
     x = Relu (dense)
     starts = Unsqueeze (first, second)
+    zero = Constant <value_float = 0.0> ()
     cell = Where (starts, zero, memory_0)
     hidden = Where (starts, zero, memory_1)
     {GATE.format(gate="i", activation="Sigmoid")}
