@@ -205,13 +205,16 @@ def trial_summary(run: Run) -> TrialSummary:
         {"session": path.name, "seed": config.seed + session_number(path), **session_metrics(table, game)}
         for path, table in members.tables.items()
     ]
-    known = {name: [each[name] for each in sessions if each[name] is not None] for name in SESSION_METRICS}
-    complete = {name: values for name, values in known.items() if len(values) == len(sessions)}
-    means = {name: float(np.mean(complete[name])) if name in complete else None for name in known}
-    stds = {name: float(sample_std(complete[name])) if len(complete.get(name, ())) > 1 else None for name in known}
+    means: dict[str, float | None] = dict.fromkeys(SESSION_METRICS)
+    stds: dict[str, float | None] = dict.fromkeys(SESSION_METRICS)
+    for name in SESSION_METRICS:
+        values = [each[name] for each in sessions]
+        if None not in values:
+            means[name] = float(np.mean(values))
+            stds[name] = float(sample_std(values)) if len(values) > 1 else None
     score = means["final_return_ma"]
-    scores = known["final_return_ma"]
-    if len(complete.get("stability", ())) > 1:
+    scores = [each["final_return_ma"] for each in sessions if each["final_return_ma"] is not None]
+    if stds["stability"] is not None:
         _, returns = align_sessions(list(members.tables.values()), "return_mean")
         shared = returns[:, np.isfinite(returns).all(axis=0)]
         means["consistency"] = known_float(consistency(shared - random_score(game)))
