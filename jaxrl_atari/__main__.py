@@ -11,7 +11,7 @@ COMMANDS = {
     "plots": "draw graphs of sessions and trials; compare trials or suites",
     "report": "write one HTML page for a run, a suite or a search",
     "suite": "train many games; one table of all scores",
-    "search": "search hyperparameters with Optuna on Ray",
+    "search": "search hyperparameters with Optuna",
     "verify": "recompute the scores of a run from its seeds and actions; train a part of it again",
     "devices": "check devices and drivers; estimate the memory of training",
     "benchmark": "measure the speed of training and of its parts",

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 
 from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
 from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.errors import UserError, did_you_mean, require
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
 """Marks the options that `update.update` takes as numbers. Every other option of PPO is compiled in."""
@@ -558,7 +558,7 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     known = {*flat(values), *DICTIONARIES}
     for name, value in fields.items():
         is_field = name in known or name.rpartition(".")[0] in DICTIONARIES
-        require(is_field, name, value, "a field of the config")
+        require(is_field, name, value, "a field of the config", did_you_mean(name, known))
         *parents, leaf = name.split(".")
         parent = values
         for each in parents:
@@ -566,6 +566,21 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
         is_word = value is None and isinstance(parent.get(leaf), str)  # `overlap=none`
         parent[leaf] = "none" if is_word else value
     return config_from_dict(values)
+
+
+FIXED_FIELDS = {
+    "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol", "env.options",
+    "env.image_key", "ppo.coefficients",
+}  # fmt: skip
+"""Fields that neither a sweep nor a search can vary. It can vary a coefficient, `ppo.coefficients.NAME`."""
+
+FIXED_PREFIXES = ("devices.", "trial.", "evaluation.", "log.", "env.options.")
+"""The beginnings of the dotted names of further fields that neither a sweep nor a search can vary."""
+
+
+def can_vary(name: str) -> bool:
+    """Whether a field may differ between the settings of a sweep or the trials of a search, if there is one."""
+    return name not in FIXED_FIELDS and not name.startswith(FIXED_PREFIXES)
 
 
 def parse_value(text: str) -> bool | int | float | str | None:

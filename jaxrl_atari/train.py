@@ -8,25 +8,23 @@ python -m jaxrl_atari.train --config configs/qbert.py --run-dir data/qbert --ses
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.cli.job import described_in
+from jaxrl_atari.cli.job import job_name
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import Limits
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.layout import is_run
+from jaxrl_atari.runs.layout import CONFIG_FILE, RESUME_FILE, is_run
 
 
 @dataclasses.dataclass(frozen=True)
 class Options(FromDirectory):
     """Trains an agent: all sessions of a trial, from the start or from their last checkpoints."""
 
-    session: Annotated[int | None, Limits(0, 1_000_000)] = None
+    session: int | None = None
     """Trains this session alone, as one of several commands that a cluster runs. None: all sessions."""
 
 
@@ -43,7 +41,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     run_dir = sources.resumed(is_run)
     stored = None
     if run_dir is not None:
-        stored = read_config(run_dir, described_in(run_dir))
+        stored = read_config(run_dir, RESUME_FILE if job_name() else CONFIG_FILE)
         sources.say_kept(config.to_dict(), stored.to_dict())
     return parse(Options, arguments, "train", Options(config=stored or config), stored)
 

@@ -54,7 +54,7 @@ def take_turns(folder, number):
 def until_stopped(folder, number):
     """Goes on until it is asked to stop; `deaf` to that if there is such a file."""
     with StopRequest(job_name()) as stop:
-        stop.training = True
+        stop.saves = True
         if (folder / "deaf").exists():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         (folder / f"ready {number}").touch()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError, did_you_mean
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import errors_name_line, pass_on, run_file
 from jaxrl_atari.registry import ALGORITHMS, NETWORKS
 
@@ -19,8 +19,7 @@ ResultT = TypeVar("ResultT")
 class ConfigFile(NamedTuple):
     """A Python config file that was run."""
 
-    as_given: Path  # the path as the user wrote it
-    file: Path  # its absolute path
+    path: Path  # absolute
     scope: dict[str, Any]  # the names that the file defines
 
     def call(self, function: str, kind: type[ResultT]) -> ResultT:
@@ -33,14 +32,12 @@ class ConfigFile(NamedTuple):
             UserError: the function does not exist, fails, or returns another type.
         """
         if function not in self.scope:
-            raise UserError(f"--config {self.as_given}: the file does not define the function {function}")
-        with errors_name_line("--config", self.file):
+            raise UserError(f"--config {self.path}: the file does not define the function {function}")
+        with errors_name_line("--config", self.path):
             result = self.scope[function]()
         if not isinstance(result, kind):
-            returned = type(result).__name__
-            raise UserError(
-                f"--config {self.as_given}: {function}() returned {returned}; expected {kind.__name__}"
-            )
+            found = f"{function}() returned {type(result).__name__}; expected {kind.__name__}"
+            raise UserError(f"--config {self.path}: {found}")
         return result
 
 
@@ -53,28 +50,24 @@ def run_config_file(path: Path) -> ConfigFile:
         path: a file, or the name of one in configs/, such as `qbert` or `qbert.py`.
 
     Raises:
-        UserError: the file does not exist, is a JSON file, or raises an error.
+        UserError: the file does not exist, or raises an error.
     """
-    folders = config_folders()
-    places = [path, *(folder.parent / path for folder in folders)]  # configs/qbert.py, wherever configs/ is
-    if path.name == str(path):
+    own = PACKAGE / "configs"  # in a wheel; a checkout has it beside the package
+    folders = [Path("configs"), own if own.is_dir() else PACKAGE.parent / "configs"]
+    places = [path]
+    if path.parent in (Path(), Path("configs")):
         places += [folder / f"{path.name.removesuffix('.py')}.py" for folder in folders]
     file = next(filter(Path.is_file, places), None)
     if file is None:
-        names = config_names()
+        names = sorted({path.stem for folder in folders for path in folder.glob("*.py")})
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
-        raise UserError(f"--config {path}: no such file; {did_you_mean(path.stem, names)}{expected}")
-    if file.suffix == ".json":
-        raise UserError(
-            f"--config {path}: expected a Python file that defines get_config; a run is continued with"
-            f" --resume {path.parent}"
-        )
+        raise UserError(f"--config {path}: no such file; {expected}")
     before = _registered_names()
     file = file.absolute()
     scope = vars(run_file(file, "--config"))
     if _registered_names() != before:  # the processes of the sessions need the same registrations
         pass_on(str(file))
-    return ConfigFile(path, file, scope)
+    return ConfigFile(file, scope)
 
 
 def _registered_names() -> set[str]:
@@ -93,19 +86,6 @@ def load_config(path: Path | None) -> Config:
         UserError: as `run_config_file` and `ConfigFile.call`.
     """
     return Config() if path is None else run_config_file(path).call("get_config", Config)
-
-
-def config_folders() -> list[Path]:
-    """The folders of config files: that of the working directory, and those of this package."""
-    own = [PACKAGE / "configs"]  # in a wheel
-    if (PACKAGE.parent / "pyproject.toml").is_file():  # in a checkout
-        own.append(PACKAGE.parent / "configs")
-    return [folder for folder in (Path("configs"), *own) if folder.is_dir()]
-
-
-def config_names() -> list[str]:
-    """The names of the config files in `config_folders`."""
-    return sorted({path.stem for folder in config_folders() for path in folder.glob("*.py")})
 
 
 def config_source(config: Config, docstring: str) -> str:

@@ -5,15 +5,8 @@ A job needs nothing but its directory. Its exit status says how it has ended, an
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
-
-from jaxrl_atari.runs.layout import CONFIG_FILE, RESUME_FILE
 
 ERROR = "error: "
 """The beginning of the line with which a command names its error."""
@@ -30,32 +23,13 @@ def job_name() -> str:
     return os.environ.get(NAME_VARIABLE, "")
 
 
-def described_in(run_dir: Path) -> str:
-    """The name of the file that describes a run to this process: to a job, that of the resume if there is one."""
-    return RESUME_FILE if job_name() and (run_dir / RESUME_FILE).is_file() else CONFIG_FILE
-
-
-def start_job(
-    words: Sequence[str], name: str, variables: Mapping[str, str], **streams: Any
-) -> subprocess.Popen[str]:
-    """Starts a job with the environment of this process.
+def job_variables(name: str) -> dict[str, str]:
+    """The environment variables of a job of this process.
 
     Args:
-        words: its command line, after `python -m`.
         name: stands before each of its lines.
-        variables: further environment variables.
-        streams: `stdout` and `stderr` of `subprocess.Popen`.
     """
-    own = {NAME_VARIABLE: name, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
-    # In the process group of this process, so that Ctrl-C, Ctrl-Z and `fg` reach it, too.
-    return subprocess.Popen(
-        [sys.executable, "-m", *words],
-        env={**os.environ, **variables, **own},
-        stdin=subprocess.DEVNULL,
-        text=True,
-        errors="replace",
-        **streams,
-    )
+    return {NAME_VARIABLE: name, PARENT_VARIABLE: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
 
 
 def begin_job() -> bool:

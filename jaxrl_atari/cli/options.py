@@ -1,7 +1,6 @@
 """Command lines: where the defaults of a command come from, and its options. tyro reads them."""
 
 import json
-import os
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -173,21 +172,14 @@ def parse(
     import_named(getattr(parsed, "imports", ()))
     config = getattr(parsed, "config", None)
     if isinstance(config, Config):
-        before = stored or Config()
         module, colon, _ = config.env.game.rpartition(":")
         if colon and config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
             import_named([module])
-        # Without the switch, each process would train a run of its own. A stored run may have these options.
-        for name in ("coordinator", "num_processes", "process_index"):
-            value = getattr(config.devices, name)
-            is_used = config.devices.distributed or value in (None, getattr(before.devices, name))
-            require(is_used, f"devices.{name}", value, "None", "add --devices.distributed")
+        # Without the switch, each process would train a run of its own. A stored run may have the option.
+        count = config.devices.num_processes
+        is_used = config.devices.distributed or count is None or stored is not None
+        require(is_used, "devices.num_processes", count, "None", "add --devices.distributed")
     return parsed
-
-
-def _path(text: str) -> Path:
-    """The path in a text. `~` is the home directory, also where a shell leaves it alone: `--output=~/graphs`."""
-    return Path(os.path.expanduser(text))
 
 
 _FORMS = ConstructorRegistry()
@@ -195,12 +187,10 @@ _FORMS = ConstructorRegistry()
 
 @_FORMS.primitive_rule
 def _form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """How tyro reads paths, JSON objects, and numbers or one of several types, such as `true`, `auto` or 1e6."""
+    """How tyro reads JSON objects, and numbers or one of several types, such as `true`, `auto` or 1e6."""
     kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
     read: Callable[[str], Any] = parse_value
-    if info.type is Path:
-        metavar, read = "PATH", _path
-    elif get_origin(info.type) is dict:
+    if get_origin(info.type) is dict:
         metavar, read = "JSON", json.loads
     elif info.type is not bool and {bool, int, float} & {*kinds}:
         names = {bool: "true|false", int: "INT", float: "FLOAT", type(None): "None"}
@@ -208,15 +198,10 @@ def _form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     else:
         return None
 
-    def text(value: Any) -> str:
-        if isinstance(value, dict):
-            return json.dumps(value)
-        return str(value).lower() if isinstance(value, bool) else str(value)
-
     return PrimitiveConstructorSpec(
         nargs=1,
         metavar=metavar,
         instance_from_str=lambda words: read(words[0]),
         is_instance=lambda value: True,
-        str_from_instance=lambda value: [text(value)],
+        str_from_instance=lambda value: [json.dumps(value) if isinstance(value, dict | bool) else str(value)],
     )

@@ -35,29 +35,29 @@ def interrupt(number: int, frame: FrameType | None) -> NoReturn:
 class StopRequest:
     """Turns SIGINT, SIGTERM, SIGHUP, SIGUSR1 or SIGUSR2 into a request to stop after the current update.
 
-    The first signal is answered with a line. Before the first update there is nothing to save, so with `quick` it
-    raises KeyboardInterrupt at once. Ctrl-C (SIGINT) after an earlier signal raises KeyboardInterrupt too. The
+    The first signal is answered with a line. While there is nothing to save, it raises KeyboardInterrupt at once.
+    Ctrl-C (SIGINT) after an earlier signal raises KeyboardInterrupt too. The
     other signals may come any number of times, because clusters and parent processes send them to every process of
     a job. Signals that the parent process ignores stay ignored: SIGHUP under `nohup`, SIGINT in the background of
     a script (`&`). Handlers that Python has not set, such as those of a program that embeds it, stay.
 
     Args:
         label: precedes the line, such as `session 0`.
-        quick: False for a process that others would wait for. It ends where they do, maybe without an update.
-        answer: the line that answers the first signal. It must hold before the first update too unless `quick`.
+        saves: whether there is something to save. A session sets it after its first update; it is true from the
+            start in a process that others would wait for.
+        answer: the line that answers the first signal if there is something to save.
     """
 
     def __init__(
         self,
         label: str = "",
-        quick: bool = True,
+        saves: bool = False,
         answer: str = "stopping after this update, with a last checkpoint",
     ):
         self._label = f"{label}  " if label else ""
-        self._quick = quick
         self._answer = answer
+        self.saves = saves
         self.requested = False  # whether a signal has asked for a stop
-        self.training = False  # whether there is something to save: `train_session` sets it
         self._before: dict[int, Callable[[int, FrameType | None], Any] | int] = {}
 
     def __enter__(self) -> Self:
@@ -75,12 +75,11 @@ class StopRequest:
         if self.requested:
             return
         self.requested = True
-        ends = self._quick and not self.training
-        answer = "interrupted before the first update: there is nothing to save" if ends else self._answer
+        answer = self._answer if self.saves else "interrupted before the first update: there is nothing to save"
         with contextlib.suppress(OSError):  # a closed terminal; and `print` fails within another `print`
             start = CLEAR_LINE if is_terminal(sys.stdout) else ""
             os.write(1, f"{start}{self._label}{answer}\n".encode())
-        if ends:
+        if not self.saves:
             raise KeyboardInterrupt
 
     def __exit__(self, *exception: object) -> None:

@@ -25,9 +25,7 @@ NO_MEMORY = re.compile(
 """Matches XLA's errors when JAX's own pool, another process or a library has left no memory."""
 
 
-def memory_fraction(
-    options: DevicesConfig, sharing: int = 1, total: int = 0, advice: str = "lower trial.parallel"
-) -> float | None:
+def memory_fraction(options: DevicesConfig, sharing: int = 1, total: int = 0) -> float | None:
     """The fraction of a GPU's memory that each process reserves, where one or several use the GPU.
 
     `devices.memory_fraction` sets it. Otherwise, processes that share a GPU reserve at most 90% together, and
@@ -36,7 +34,6 @@ def memory_fraction(
     Args:
         sharing: number of processes on the GPU.
         total: memory of the GPU in bytes; 0 if it is unknown.
-        advice: what makes fewer processes share the GPU, for the errors.
 
     Returns:
         The fraction for a new process. None: JAX's default (75%), or what the user has set in the environment.
@@ -44,11 +41,11 @@ def memory_fraction(
     Raises:
         ConfigError: the GPU is too small for so many processes, or the fractions add up to more than 1.
     """
+    advice = "lower trial.parallel or, in a search or on Ray, raise resources.gpu"
     fraction = options.memory_fraction
     if fraction is not None:
         expected = f"at most 1/{sharing}, as {sharing} processes share a GPU"
-        hint = f"lower it, or {advice}"
-        require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, hint)
+        require(fraction * sharing <= 1, "devices.memory_fraction", fraction, expected, f"lower it, or {advice}")
         return fraction
     has_own = FRACTION_VARIABLE in os.environ or OLD_FRACTION_VARIABLE in os.environ
     if sharing == 1 or has_own:
@@ -88,6 +85,6 @@ def out_of_memory_advice(minibatch_size: int, num_envs: int) -> Iterator[None]:
             raise
         raise UserError(
             f"out of device memory ({text[:160]}); lower ppo.minibatch_size = {minibatch_size} or"
-            f" env.num_envs = {num_envs}, or where sessions share a GPU, lower trial.parallel (on a Ray cluster,"
-            " raise resources.gpu), and use --resume"
+            f" env.num_envs = {num_envs}, or where sessions share a GPU, lower trial.parallel (in a search or on"
+            " Ray, raise resources.gpu), and use --resume"
         ) from error

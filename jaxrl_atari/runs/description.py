@@ -160,23 +160,16 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     return described | kept | {"resumed": [*resumes(before), entry]}
 
 
-def describe_here(config: Config, described: dict[str, Any]) -> dict[str, Any]:
-    """Adapts a description that was made on another machine to this machine, and to the config used here.
+def describe_here(described: dict[str, Any], devices: DevicesConfig) -> dict[str, Any]:
+    """Adapts a description that was made on another machine to this machine, on which a session trains.
 
     If the sessions of a run train on several machines, config.json describes the machine whose session began last.
-
-    Args:
-        config: the config here, such as one that keeps within a share of this machine.
-        described: the description that the command has made on its own machine.
     """
-    here = {"config": config.to_dict(), **software_and_machine(config.devices)}
+    here = software_and_machine(devices)
     if "resumed" not in described:
         return described | here
     *earlier, entry = described["resumed"]  # the software and machine of the first start stay
-    before = flat(described["config"]) | {name: was for name, (was, _) in entry["changed"].items()}
-    values = here.pop("config")
-    entry = entry | here | {"changed": changed_fields(before, values)}
-    return described | {"config": values, "resumed": [*earlier, entry]}
+    return described | {"resumed": [*earlier, entry | here]}
 
 
 def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Names of the files and folders of a run, suite, sweep or search, and what a directory holds (`is_run`).
 
 RUN_DIR/config.json     what the run is; see `description.py`
-RUN_DIR/.resume.json    what the run will be, while jobs resume it that have made no update
+RUN_DIR/.resume.json    what the run is to be, while jobs train it: config.json, once one has made an update
 RUN_DIR/trial.json      the summary of its sessions
 RUN_DIR/evaluation.json the mean of an evaluation over all sessions
 RUN_DIR/code/           copies of the user's own files that the run imported: NAME.py, NAME_2.py, ...
@@ -29,7 +29,7 @@ SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of 
 
 A file that may not be overwritten leads to NAME_2, NAME_3, ... beside it (`files.unused`).
 Each of these may have graphs/ and report.html (see `report/`). The output of a trial of a
-search that ran on a Ray cluster is in trial_<i>/output.txt.
+search is in trial_<i>/output.txt.
 
 The constants are the names that several modules need.
 """
@@ -40,7 +40,7 @@ from pathlib import Path
 # Of a run, a suite, a sweep or a search.
 CONFIG_FILE = "config.json"
 RESUME_FILE = ".resume.json"
-"""The config.json to be of a run that jobs resume."""
+"""The config.json to be of a run that jobs train."""
 SUITE_FILE = "suite.json"
 SWEEP_FILE = "sweep.json"
 SEARCH_FILE = "search.json"
@@ -58,7 +58,7 @@ JOURNAL_FILE = "journal.log"
 GRAPHS_FOLDER = "graphs"
 REPORT_FILE = "report.html"
 OUTPUT_FILE = "output.txt"
-"""The output of a session, or of a trial of a search, that trained on a Ray cluster."""
+"""The output of a trial of a search, or of a session that trained on a Ray cluster."""
 
 # Of a session.
 METRICS_FILE = "metrics.csv"
@@ -179,8 +179,8 @@ def game_file(video: Path) -> Path:
 def has_session(directory: Path) -> bool:
     """Whether the directory of a run, suite or search holds a session; not if every session was refused.
 
-    A session that is refused removes its new directory. A session that a bug has ended on a Ray cluster has left
-    its output there.
+    A session that is refused removes its new directory. A session or trial that a bug has ended may have left its
+    output there.
     """
     return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
 

@@ -6,17 +6,7 @@ launchers there. Optuna's class `Trial` is its entry in the study. In reading or
 | module | content |
 |---|---|
 | command | the command: parses the options, runs the trials that are left, shows the results |
-| space | the names that the config file of a search imports |
-| options | `SearchConfig`: the options of a search, with its space; search.json |
-| check | `check_search`: refuses a search that cannot be run |
-| study | Optuna's study: the fields, states and scores of the trials |
+| space | `SearchConfig`: the options of a search, with its space; search.json |
+| study | Optuna's study: the fields, states and scores of the trials, their table, and the best config |
 | trial | `train_trial`: trains a trial, in its process |
-| results | the table of the trials, and the config of the best one |
 """
-
-from jaxrl_atari.errors import require_package
-
-
-def require_extra() -> None:
-    """Raises `UserError` unless Optuna is installed."""
-    require_package("optuna", "search")

@@ -10,20 +10,16 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-from optuna import Study
+from typing import Any
 
 from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
-from jaxrl_atari.config import Config, Limits, changed_fields
-from jaxrl_atari.envs import check_environment
-from jaxrl_atari.errors import SessionsFailed, UserError, reason, require
+from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.output import counted, say, say_changes, try_to
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.search_graphs import draw_graphs
-from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
@@ -33,24 +29,23 @@ from jaxrl_atari.runs.layout import (
     is_search,
     resume_command,
     trial_dir,
-    trial_number,
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir
-from jaxrl_atari.search.check import check_search
-from jaxrl_atari.search.options import SearchConfig, read_search
-from jaxrl_atari.search.results import save_search_results, search_results
+from jaxrl_atari.search.space import SearchConfig, check_search, read_search
 from jaxrl_atari.search.study import (
+    FAILURE,
     failure_text,
     open_study,
-    record_failure,
+    results_table,
+    save_results,
+    start_trial,
     status_text,
-    trial_progress,
     unfinished_trials,
 )
 from jaxrl_atari.search.trial import train_trial
-from jaxrl_atari.trials.launch import Job, run_jobs
+from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
-from jaxrl_atari.trials.resources import slots_here
+from jaxrl_atari.trials.slots import plan_search_slots
 
 CHANGEABLE_OPTIONS = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
 """Options that may change when a search is resumed."""
@@ -61,7 +56,7 @@ class Options(FromDirectory):
     """Searches hyperparameters, or resumes a search that was interrupted."""
 
     search: SearchConfig = dataclasses.field(default_factory=SearchConfig)
-    trial: Annotated[int | None, Limits(0, 1_000_000)] = None
+    trial: int | None = None
     """Trains this trial of the search alone: the command that a search runs for each of its trials."""
 
     def values(self) -> dict[str, Any]:
@@ -91,11 +86,10 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
         sources.say_kept(default.values(), before.values())
         default = before
     options = parse(Options, arguments, "search", default, before.config if before else None)
-    parallel = options.config.trial.parallel
     require(
-        parallel == 0 or (before is not None and parallel == before.config.trial.parallel),
+        options.config.trial.parallel == 0,
         "trial.parallel",
-        parallel,
+        options.config.trial.parallel,
         expected="0 in a search",
         hint="--search.resources.gpu and --search.resources.cpu set how many trials a machine trains at a time",
     )
@@ -106,8 +100,8 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
     return options, before
 
 
-def run_search(options: Options, before: Options | None) -> Path:
-    """Runs a search and returns the search directory.
+def run_search(options: Options, before: Options | None) -> None:
+    """Runs a search, and shows, saves and draws its results.
 
     Args:
         options: the search; the config of all trials, apart from the searched fields; and the search directory,
@@ -126,107 +120,74 @@ def run_search(options: Options, before: Options | None) -> Path:
     if search.address:
         check_cluster(search.address)
     else:
-        slots_here(search.resources, config, search.trials)
-    check_environment(config.env)
-    is_new = before is None
+        plan_search_slots(search.resources, config.devices, search.trials)
     named = dataclasses.replace(config, name=f"{config.name}_search")  # names the directory
-    with claim_run_dir(named, options.directory, is_new) as search_dir:
-        unfinished = _start_or_resume(search_dir, options, before)
-        study = open_study(search_dir, search)
-        if unfinished:
-            _train_trials(config, search, search_dir, study, unfinished)
-        failures = [failure_text(trial) for trial in study.get_trials(deepcopy=False)[: search.trials]]
-        if is_new and all(failures) and not has_session(search_dir):
-            raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
-        results = search_results(search_dir)
-        say(f"\n{results.table().to_markdown()}")  # shown before anything is saved, because saving may fail
+    with claim_run_dir(named, options.directory, is_new=before is None) as search_dir:
         resume = resume_command("search", search_dir)
-        try_to("results are not saved", partial(save_search_results, search_dir, results), resume)
+        unfinished = unfinished_trials(search_dir, search)
+        changed = {} if before is None else changed_fields(before.values(), options.values())
+        if before is None or unfinished or changed:
+            description = describe(config, search_dir, SEARCH_FILE)
+            write_json(search_dir / SEARCH_FILE, description | {"search": search.to_dict()})
+        say(f"{'search directory:' if before is None else 'resuming'} {search_dir}")
+        say_changes("changed", changed)
+        study = open_study(search_dir, search)
+
+        def save() -> None:
+            try_to("results are not saved", lambda: save_results(search_dir, config, search, study), resume)
+
+        def on_end(job: Job, failure: UserError | None) -> None:
+            if failure is not None:
+                job.say(f"failed: {failure}")
+                # Unless it has ended in the study: ASHA may have stopped it before.
+                if not study.get_trials(deepcopy=False)[job.position].state.is_finished():
+                    start_trial(search_dir, search, job.position).set_user_attr(FAILURE, str(failure))
+            trial = study.get_trials(deepcopy=False)[job.position]
+            job.say(f"{status_text(trial)}, at {trial.last_step or 0:,} env steps")
+            save()
+
+        try:
+            for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
+                study.enqueue_trial({})  # its fields are sampled when it starts
+            if unfinished:
+                _train_trials(config, search, search_dir, unfinished, on_end)
+        except KeyboardInterrupt:
+            save()
+            raise KeyboardInterrupt(f"stopped; go on with {resume}") from None
+        failures = [failure_text(trial) for trial in study.get_trials(deepcopy=False)[: search.trials]]
+        if before is None and all(failures) and not has_session(search_dir):
+            raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
+        say(f"\n{results_table(search, study).to_markdown()}")  # before anything is saved, which may fail
+        save()
     if config.log.graphs:
         try_to("no graphs", partial(draw_graphs, study, search_dir / GRAPHS_FOLDER), resume)
         try_report(search_dir)
     if all(failures):
         raise SessionsFailed(f"all of {counted(search.trials, 'trial')} failed; the last one: {failures[-1]}")
-    return search_dir
-
-
-def _start_or_resume(search_dir: Path, options: Options, before: Options | None) -> list[int]:
-    """Writes search.json if that is due, prints what a resume changes, and returns the trials that are left.
-
-    Args:
-        before: the options of the search that is resumed; None for a new one.
-
-    Returns:
-        The numbers of the trials that have not ended.
-    """
-    unfinished = unfinished_trials(search_dir, options.search)
-    values_before = None if before is None else before.values()
-    if unfinished or options.values() != values_before:
-        description = describe(options.config, search_dir, SEARCH_FILE)
-        write_json(search_dir / SEARCH_FILE, description | {"search": options.search.to_dict()})
-    say(f"{'search directory:' if before is None else 'resuming'} {search_dir}")
-    if values_before is not None:
-        say_changes("changed", changed_fields(values_before, options.values()))
-    return unfinished
 
 
 def _train_trials(
-    config: Config, search: SearchConfig, search_dir: Path, study: Study, unfinished: Sequence[int]
+    config: Config, search: SearchConfig, search_dir: Path, unfinished: Sequence[int], on_end: OnEnd
 ) -> None:
-    """Trains the trials that have not ended, new ones among them. Whenever one ends, the results are written.
+    """Trains the trials that have not ended.
 
     Args:
-        study: gets the trials that it lacks.
-        unfinished: the numbers of the trials that have not ended.
+        unfinished: their numbers.
 
     Raises:
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
-        study.enqueue_trial({})  # its fields are sampled when it starts
-    resume = resume_command("search", search_dir)
-
-    def save_results() -> None:
-        try_to(
-            "results are not saved", lambda: save_search_results(search_dir, search_results(search_dir)), resume
-        )
-
-    def on_end(job: Job, failure: UserError | None) -> None:
-        number = trial_number(job.folder)
-        ended = study.get_trials(deepcopy=False)[number].state.is_finished()  # perhaps ASHA has stopped it
-        if failure is not None and not ended:
-            record_failure(search_dir, search, number, str(failure))
-        after_end = f"; its process then failed: {failure}" if failure is not None and ended else ""
-        trial = study.get_trials(deepcopy=False)[number]
-        say(f"{_progress(job.folder)}: {status_text(trial)}{after_end}")
-        save_results()
-
-    words = ("jaxrl_atari.search", "--resume", str(search_dir.absolute()), "--trial")
-    folders = [trial_dir(search_dir.absolute(), number) for number in unfinished]
-    jobs = [
-        Job(folder.name, (*words, str(number)), folder, number)
-        for number, folder in zip(unfinished, folders, strict=True)
-    ]
-    try:
-        if search.address:
-            run_jobs_on_ray(
-                jobs, on_end, address=search.address, devices=config.devices, resources=search.resources
-            )
-        else:
-            slots, parallel = slots_here(search.resources, config, len(jobs))
-            run_jobs(jobs, on_end, slots=slots, parallel=parallel)
-    except KeyboardInterrupt:
-        save_results()
-        raise KeyboardInterrupt(f"stopped; go on with {resume}") from None
-
-
-def _progress(run_dir: Path) -> str:
-    """How far a trial has come: its name, env steps and score, or why its log points cannot be read."""
-    try:
-        score, env_steps = trial_progress(run_dir)
-    except (OSError, UserError) as error:
-        return f"{run_dir.name}: {reason(error)}"
-    return f"{run_dir.name} at {env_steps:,} env steps, return_ma {number_text(score)}"
+    search_dir = search_dir.absolute()
+    words = ("jaxrl_atari.search", "--resume", str(search_dir), "--trial")
+    jobs = []
+    for number in unfinished:
+        folder = trial_dir(search_dir, number)
+        jobs.append(Job(folder.name, (*words, str(number)), folder, number))
+    if search.address:
+        run_jobs_on_ray(jobs, on_end, address=search.address, devices=config.devices, resources=search.resources)
+    else:
+        slots, parallel = plan_search_slots(search.resources, config.devices, len(jobs))
+        run_jobs(jobs, on_end, slots=slots, parallel=parallel, keeps_output=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -237,6 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.directory is None or before is None:
         raise UserError("--trial: expected --resume too, the directory of the search")
-    require(options.trial < options.search.trials, "--trial", options.trial, f"0 to {options.search.trials - 1}")
+    require(
+        0 <= options.trial < options.search.trials, "--trial", options.trial, f"0 to {options.search.trials - 1}"
+    )
     tune_process()
     train_trial(trial_dir(options.directory, options.trial))

@@ -1,4 +1,4 @@
-"""The study of a search: Optuna's record of its trials, which `runs/journal.py` keeps in a file.
+"""The study of a search: Optuna's record of its trials, which `runs/journal.py` keeps in a file, and its results.
 
 The study has the fields, the log points, the state and the score of each trial. The states are Optuna's:
 
@@ -15,6 +15,7 @@ can run again. The attribute `failure` of a trial has the reason of its error or
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import optuna
@@ -23,11 +24,13 @@ from optuna.pruners import NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from jaxrl_atari.errors import NoLogPoint
-from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.cli.config_files import config_source
+from jaxrl_atari.config import Config, set_fields
+from jaxrl_atari.report.tables import Table, cell_text
+from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.journal import STUDY_NAME, open_journal, read_study
-from jaxrl_atari.runs.layout import is_run
-from jaxrl_atari.search.options import SearchConfig
+from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE
+from jaxrl_atari.search.space import SearchConfig
 
 FAILURE = "failure"
 """Attribute of a trial in the study: why it failed; empty if it has not failed."""
@@ -78,13 +81,7 @@ def start_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
     return trial
 
 
-def record_failure(search_dir: Path, search: SearchConfig, number: int, reason: str) -> None:
-    """Stores why a trial failed with an error. The trial has not ended in the study.
-
-    If the trial's process died before it sampled the fields, they are sampled now, so that the results can show
-    them.
-    """
-    start_trial(search_dir, search, number).set_user_attr(FAILURE, reason)
+# --- Results -----------------------------------------------------------------------------------------------------
 
 
 def failure_text(trial: FrozenTrial) -> str:
@@ -105,21 +102,45 @@ def status_text(trial: FrozenTrial) -> str:
     return "finished" if trial.state == TrialState.COMPLETE else "unfinished"
 
 
-def trial_progress(run_dir: Path) -> tuple[float | None, int]:
-    """The progress of a trial, as means over its sessions.
+def ranked_trials(study: optuna.Study) -> list[FrozenTrial]:
+    """The trials that have started, best first: finished ones, then those that ASHA stopped, then all others.
 
-    Returns:
-        The score, which is None before the first finished game, and the env steps.
-
-    Raises:
-        UserError: its config or its log points cannot be read.
+    A trial that ASHA stopped comes after finished ones, because it was worse than others at the same env steps.
     """
-    if not is_run(run_dir):  # it has not started
-        return None, 0
-    try:
-        summary = trial_summary(read_run(run_dir))
-    except NoLogPoint:
-        return None, 0
-    env_steps = summary["mean"]["env_steps"]
-    assert env_steps is not None  # every log point has it
-    return summary["score"], round(env_steps)
+
+    def key(trial: FrozenTrial) -> tuple[bool, bool, float]:
+        score = trial.value
+        return score is None, trial.state == TrialState.PRUNED, 0.0 if score is None else -score
+
+    return sorted((trial for trial in study.get_trials(deepcopy=False) if trial.params), key=key)
+
+
+def results_table(search: SearchConfig, study: optuna.Study) -> Table:
+    """The table of the trials that have started, the best first. An unknown value is None.
+
+    The score and the env steps of a trial that has not ended are those of its newest log point in the study.
+    """
+    columns = ("trial", *search.space, "score", "env_steps", "status")
+    rows = []
+    for trial in ranked_trials(study):
+        # A choice None is the text `None`; a field that a killed trial has not sampled is unknown.
+        fields = {name: "None" if value is None else value for name, value in trial.params.items()}
+        score = trial.intermediate_values.get(trial.last_step or 0) if trial.value is None else trial.value
+        row: dict[str, Any] = dict.fromkeys(columns) | fields
+        row |= {"trial": trial.number, "score": score, "env_steps": trial.last_step, "status": status_text(trial)}
+        rows.append(row)
+    return Table({name: name for name in columns}, rows)
+
+
+def save_results(search_dir: Path, config: Config, search: SearchConfig, study: optuna.Study) -> None:
+    """Writes trials.csv, trials.md and, once a trial has ended with a score, NAME_best.py to train it again."""
+    table = results_table(search, study)
+    table.write_csv(search_dir / SEARCH_TABLE_FILE)
+    write_file(search_dir / "trials.md", f"{table.to_markdown()}\n")
+    best = next(iter(ranked_trials(study)), None)
+    if best is not None and best.value is not None:
+        new_seed = config.seed + config.sessions  # no trial has used it
+        config = set_fields(config, best.params | {"name": f"{config.name}_best", "seed": new_seed})
+        values = ", ".join(f"{name} {cell_text(value)}" for name, value in table.rows[0].items())
+        usage = f"    python -m jaxrl_atari.train --config SEARCH_DIR/{config.name}.py --sessions 4"
+        write_file(search_dir / f"{config.name}.py", config_source(config, f"{values}\n\n{usage}\n"))

@@ -9,13 +9,13 @@ from optuna.trial import Trial, TrialState
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.output import say
+from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.layout import session_path, trial_number
 from jaxrl_atari.runs.progress import due
 from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.writers import Row, Writer, known_values
-from jaxrl_atari.search.options import read_search
-from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial, trial_progress
-from jaxrl_atari.trials.programs import compiled_once
+from jaxrl_atari.search.space import read_search
+from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial
 from jaxrl_atari.trials.sessions import begin_run, train_session, unfinished_sessions
 
 
@@ -71,24 +71,22 @@ def train_trial(run_dir: Path) -> None:
     reported = trial.study.trials[trial.number].intermediate_values.keys()
     study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)), reported)
     description = begin_run(config, run_dir)
-    with compiled_once(config, run_dir.name) as compiled:
-        for session in unfinished_sessions(config, run_dir):
-            try:
-                train_session(
-                    config,
-                    run_dir,
-                    session,
-                    description,
-                    name=f"{run_dir.name}  session {session}",
-                    writers=[study_writer] if session == 0 else [],
-                    stop_requested=lambda: study_writer.pruned,
-                    on_first_update=compiled,
-                )
-            except Stopped:
-                if study_writer.pruned:
-                    return
-                raise
-    score, _ = trial_progress(run_dir)
+    for session in unfinished_sessions(config, run_dir):
+        try:
+            train_session(
+                config,
+                run_dir,
+                session,
+                description,
+                name=f"{run_dir.name}  session {session}",
+                writers=[study_writer] if session == 0 else [],
+                stop_requested=lambda: study_writer.pruned,
+            )
+        except Stopped:
+            if study_writer.pruned:
+                return
+            raise
+    score = trial_summary(read_run(run_dir))["score"]
     if score is None:
         trial.set_user_attr(FAILURE, NO_GAME)
         trial.study.tell(trial, state=TrialState.FAIL)

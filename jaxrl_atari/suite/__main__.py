@@ -24,7 +24,7 @@ from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.results import SuiteResultsKeeper
 from jaxrl_atari.suite.sweep import SweepPlan, game_configs, parse_vary, plan_sweep, read_plan, write_plan
 from jaxrl_atari.trials.launch import Job, raise_failures
-from jaxrl_atari.trials.resources import ResourcesConfig
+from jaxrl_atari.trials.slots import ResourcesConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
         hint="on this machine, --trial.parallel N trains N sessions at a time",
     )
     games = None if options.games is None else [name for word in options.games for name in word.split(",") if name]
-    vary = parse_vary(options.vary, config)
+    vary = parse_vary(options.vary)
     games = list(game_configs(config, games))
     if before is not None:  # the games and values that are named are added to those of the directory
         games = list(dict.fromkeys([*before.games, *games]))

@@ -7,13 +7,11 @@ from pathlib import Path
 from jaxrl_atari.algorithm import check_names_and_minibatches
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
-from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.suite.sweep import SweepPlan
 from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
-from jaxrl_atari.trials.resources import ResourcesConfig
 from jaxrl_atari.trials.sessions import described_for_jobs, session_jobs
-from jaxrl_atari.trials.slots import plan_slots
+from jaxrl_atari.trials.slots import ResourcesConfig, plan_slots
 
 
 def check_trainable(plan: SweepPlan, address: str) -> None:
@@ -26,16 +24,13 @@ def check_trainable(plan: SweepPlan, address: str) -> None:
 
     Raises:
         ConfigError: a name, a coefficient or a minibatch size that cannot be used, or devices that are not there.
-        UserError: Ray or, without it, Weights & Biases is needed and not installed; or there is no cluster at
-            `address`.
+        UserError: Ray is needed and not installed, or there is no cluster at `address`.
     """
     for config in plan.settings.values():
         check_names_and_minibatches(config)
     if address:
         check_cluster(address)
     else:
-        if plan.config.log.wandb:
-            require_wandb()
         plan_slots(plan.config, plan.total_sessions)  # raises `ConfigError`
 
 

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config, parse_value, set_fields
+from jaxrl_atari.config import Config, can_vary, parse_value, set_fields
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
-from jaxrl_atari.errors import did_you_mean, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.runs.description import describe, read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
 from jaxrl_atari.runs.layout import SUITE_FILE, SWEEP_FILE, is_sweep
-from jaxrl_atari.trials.varied_fields import can_vary, fields_that_can_vary
 
 Vary = dict[str, list[Any]]
 """Dotted name of a field that varies -> its values."""
@@ -80,11 +79,11 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
     return configs
 
 
-def parse_vary(texts: Sequence[str], config: Config) -> Vary:
+def parse_vary(texts: Sequence[str]) -> Vary:
     """Reads the options `--vary`, such as `ppo.learning_rate=1e-4,2.5e-4`.
 
     Raises:
-        ConfigError: a text of another form, or a field of `config` that does not exist or cannot vary.
+        ConfigError: a text of another form, or a field that cannot vary.
     """
     vary: Vary = {}
     for text in texts:
@@ -92,11 +91,10 @@ def parse_vary(texts: Sequence[str], config: Config) -> Vary:
         name = field.strip().replace("-", "_")
         require(words, "--vary", text, "FIELD=VALUE,VALUE,... such as ppo.learning_rate=1e-4,2.5e-4")
         require(
-            can_vary(name, config),
+            can_vary(name),
             "--vary",
             name,
             expected="a field that may differ between settings, by its dotted name, such as ppo.learning_rate",
-            hint=did_you_mean(name, fields_that_can_vary(config)),
         )
         vary.setdefault(name, []).extend(parse_value(word.strip()) for word in words.split(","))
     return vary

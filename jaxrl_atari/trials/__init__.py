@@ -7,12 +7,10 @@ each is a job: a command that needs nothing but the run directory. In reading or
 |---|---|
 | trial | `run_training`: a whole trial, for `python -m jaxrl_atari.train` and for scripts |
 | sessions | the sessions of a trial and their jobs; `train_session` trains one with `session.run_session` |
-| slots | the devices of this machine on which jobs train in turn |
+| slots | the devices on which jobs train, and the share of a machine that each gets |
 | launch | `run_jobs`: several jobs at a time on this machine |
 | ray_jobs | `run_jobs_on_ray`: on a Ray cluster |
-| programs | of several jobs with the same compiled programs, one compiles them |
-| resources | the share of a machine that each trial of a search, or session of a suite on Ray, gets |
-| varied_fields | which fields may differ between the settings of a sweep or the trials of a search |
+| programs | of several sessions with the same compiled programs, one compiles them |
 
 Suites and sweeps (`suite/`) make the jobs of many trials. Each trial of a search (`search/`) is a job too.
 `cli/job.py` has what a job is to its own process.

@@ -5,20 +5,23 @@ same commands on a Ray cluster.
 """
 
 import contextlib
+import os
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, TextIO
 
-from jaxrl_atari.cli.job import ERROR, start_job
+from jaxrl_atari.cli.job import ERROR, job_variables
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import SessionsFailed, UserError
-from jaxrl_atari.output import counted, say
-from jaxrl_atari.runs.layout import has_session
+from jaxrl_atari.output import counted, say, write
+from jaxrl_atari.runs.layout import OUTPUT_FILE, has_session, session_files
 from jaxrl_atari.trials.slots import Slot
 
 POLL_SECONDS = 0.1
@@ -45,7 +48,9 @@ OnEnd = Callable[[Job, UserError | None], object]
 """Called for each job that has finished, or failed with an error. A job that was stopped has done neither."""
 
 
-def run_jobs(jobs: Sequence[Job], on_end: OnEnd, *, slots: Sequence[Slot], parallel: int) -> None:
+def run_jobs(
+    jobs: Sequence[Job], on_end: OnEnd, *, slots: Sequence[Slot], parallel: int, keeps_output: bool = False
+) -> None:
     """Runs jobs on this machine, each on the least busy slot.
 
     Of several slots that are equally busy, a job gets slot `job.position % len(slots)` if it is one of them.
@@ -54,17 +59,17 @@ def run_jobs(jobs: Sequence[Job], on_end: OnEnd, *, slots: Sequence[Slot], paral
         jobs: in the order in which they are started.
         on_end: called for each job that has finished or failed.
         slots: the devices.
-        parallel: number of jobs at a time. If it is 1, a job writes to the terminal itself. Otherwise its lines
-            are printed one by one, after its name.
+        parallel: number of jobs at a time.
+        keeps_output: see `JobProcess`.
 
     Raises:
         KeyboardInterrupt: a stop was requested and passed on, and all jobs have ended. A second Ctrl-C kills them.
         Exception: an error of `on_end`, or no process can be started; the running jobs have saved and ended.
     """
     waiting = list(jobs)
-    running: list[_Process] = []
+    running: dict[JobProcess, int] = {}  # -> index of its slot
     is_stopping = False
-    with StopRequest(quick=False, answer=STOPPING) as request, _none_left_behind(running):
+    with StopRequest(saves=True, answer=STOPPING) as request, _none_left_behind(running):
         while waiting or running:
             if request.requested and not is_stopping:
                 is_stopping = True
@@ -73,61 +78,24 @@ def run_jobs(jobs: Sequence[Job], on_end: OnEnd, *, slots: Sequence[Slot], paral
                     process.popen.terminate()
             if waiting and len(running) < parallel:
                 job = waiting.pop(0)
-                running.append(_Process(job, _least_busy_slot(job, slots, running), is_captured=parallel > 1))
+                busy = Counter(running.values())
+                preferred = job.position % len(slots)
+                slot = min(range(len(slots)), key=lambda index: (busy[index], index != preferred))
+                job.say(slots[slot].text)
+                running[JobProcess(job, slots[slot].variables, keeps_output)] = slot
                 continue  # a stop request is noticed before the next start
             time.sleep(POLL_SECONDS)
             for process in [each for each in running if each.has_ended()]:
-                running.remove(process)
-                failure = failure_of(process.popen.returncode, process.error)
+                del running[process]
+                failure = process.failure()
                 if failure is None or not is_stopping:
                     on_end(process.job, failure)
     if is_stopping:
         raise KeyboardInterrupt
 
 
-class _Process:
-    """The process of a job.
-
-    Args:
-        is_captured: whether its output is printed here. Otherwise only its errors are.
-    """
-
-    def __init__(self, job: Job, slot: Slot, is_captured: bool):
-        job.say(slot.text)
-        self.job = job
-        self.slot = slot
-        self.error = ""  # its last line `error: ...`
-        pipe = subprocess.PIPE
-        streams = {"stdout": pipe, "stderr": subprocess.STDOUT} if is_captured else {"stderr": pipe}
-        self.popen = start_job(job.words, job.name, slot.variables, **streams)
-        lines = self.popen.stdout or self.popen.stderr
-        self._reader = threading.Thread(target=self._print, args=[lines], daemon=True)
-        self._reader.start()
-
-    def _print(self, lines: IO[str]) -> None:
-        with lines:  # closed in this thread, which alone reads them
-            for line in lines:
-                if line.startswith(ERROR):
-                    self.error = line
-                self.job.say(line.rstrip("\n"))
-
-    def has_ended(self) -> bool:
-        """Whether the process has ended. Then its lines have been printed."""
-        if self.popen.poll() is None:
-            return False
-        self._reader.join(timeout=1)  # longer only if a process that it has started lives on
-        return True
-
-
-def _least_busy_slot(job: Job, slots: Sequence[Slot], running: Sequence[_Process]) -> Slot:
-    """The slot on which the fewest jobs run; of several, the one that the job prefers."""
-    busy = Counter(slots.index(process.slot) for process in running)
-    preferred = job.position % len(slots)
-    return slots[min(range(len(slots)), key=lambda index: (busy[index], index != preferred))]
-
-
 @contextlib.contextmanager
-def _none_left_behind(running: Sequence[_Process]) -> Iterator[None]:
+def _none_left_behind(running: Collection["JobProcess"]) -> Iterator[None]:
     """Ends the processes that run when an error ends the block: a second Ctrl-C kills them, else they save."""
     try:
         yield
@@ -140,21 +108,73 @@ def _none_left_behind(running: Sequence[_Process]) -> Iterator[None]:
         raise
 
 
-def failure_of(status: int, error: str) -> UserError | None:
-    """The error of a job that has ended; None if it has finished.
+class JobProcess:
+    """The process of a job on this machine. Its lines are printed one by one, after the job's name.
 
     Args:
-        status: its exit status.
-        error: its last line `error: ...`; empty if there is none.
+        variables: environment variables, in addition to those of this process.
+        keeps_output: whether its lines are also kept, in output.txt in its folder. A new folder is removed again
+            if the job is refused, which `has_session` would otherwise take for a session.
     """
-    if status == 0:
+
+    def __init__(self, job: Job, variables: Mapping[str, str], keeps_output: bool):
+        self.job = job
+        self._error = ""  # its last line `error: ...`
+        self._has_new_folder = not job.folder.exists()
+        # In the process group of this process, so that Ctrl-C, Ctrl-Z and `fg` reach it, too.
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", *job.words],
+            env={**os.environ, **variables, **job_variables(job.name)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        output = _open_output(job.folder) if keeps_output else None
+        self._reader = threading.Thread(target=self._read, args=[self.popen.stdout, output], daemon=True)
+        self._reader.start()
+
+    def _read(self, lines: IO[str], output: TextIO | None) -> None:
+        with lines, output or contextlib.nullcontext():  # closed in this thread, which alone uses them
+            for line in lines:
+                if line.startswith(ERROR):
+                    self._error = line
+                self.job.say(line.rstrip("\n"))
+                if output is not None:
+                    write(line, output)
+
+    def has_ended(self) -> bool:
+        """Whether the process has ended. Then its lines have been printed."""
+        if self.popen.poll() is None:
+            return False
+        self._reader.join(timeout=1)  # longer only if a process that it has started lives on
+        if self._has_new_folder and self.popen.returncode == UserError.exit_status:
+            folder = self.job.folder
+            if not any(map(session_files, (folder, *folder.glob("session_*")))):
+                shutil.rmtree(folder, ignore_errors=True)
+        return True
+
+    def failure(self) -> UserError | None:
+        """The error of a job that has ended; None if it has finished."""
+        status = self.popen.returncode
+        if status == 0:
+            return None
+        if status == -signal.SIGKILL:
+            return SessionsFailed("killed; does the machine have too little memory?")
+        if status < 0:
+            return SessionsFailed(f"killed by signal {-status} ({signal.strsignal(-status)})")
+        kind = UserError if status == UserError.exit_status else SessionsFailed
+        return kind(self._error.removeprefix(ERROR) or f"exit status {status}")
+
+
+def _open_output(folder: Path) -> TextIO | None:
+    """Opens output.txt in the folder of a job; None if that fails, because the job itself says what is wrong."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / OUTPUT_FILE).open("a")
+    except OSError:
         return None
-    if status == -signal.SIGKILL:
-        return SessionsFailed("killed; does the machine have too little memory?")
-    if status < 0:
-        return SessionsFailed(f"killed by signal {-status} ({signal.strsignal(-status)})")
-    kind = UserError if status == UserError.exit_status else SessionsFailed
-    return kind(error.removeprefix(ERROR) or f"exit status {status}")
 
 
 def raise_failures(failures: Mapping[str, UserError], count: int, directory: Path, resume: str) -> None:

@@ -15,24 +15,23 @@ from jaxrl_atari.runs.description import software_and_machine
 
 @contextlib.contextmanager
 def compiled_once(config: Config, name: str) -> Iterator[Callable[[], None]]:
-    """Context of a job that compiles its programs, unless another job of this machine compiles the same ones.
+    """Context of a session that compiles its programs, unless another one on this machine compiles the same ones.
 
     The others wait for it, and then read them from JAX's cache of compiled programs. A file in the cache, which is
-    locked meanwhile, says whether a job has compiled the programs before: then none waits.
+    locked meanwhile, says whether a session has compiled the programs before: then none waits. None waits with
+    `devices.distributed` either, because its processes need each other for their first update.
 
     Args:
-        name: of the job.
+        name: of the session.
 
     Yields:
         The function to call after the first update.
     """
     folder = jax_config.jax_compilation_cache_dir
-    if not folder or not jax_config.jax_enable_compilation_cache:
-        yield lambda: None
-        return
+    is_kept = folder and Path(folder).is_dir() and jax_config.jax_enable_compilation_cache
     key = f"{compile_key(config)} {software_and_machine(config.devices)}"
-    path = Path(folder) / f"compiled_{hashlib.sha256(key.encode()).hexdigest()[:16]}"
-    if path.exists():
+    path = Path(folder or "", f"compiled_{hashlib.sha256(key.encode()).hexdigest()[:16]}")
+    if not is_kept or config.devices.distributed or path.exists():
         yield lambda: None
         return
     with path.with_suffix(".lock").open("w") as lock:

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config, LogConfig
-from jaxrl_atari.errors import Stopped, UserError
+from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.output import say
@@ -31,6 +31,7 @@ from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trials.launch import STOPPING, Job
+from jaxrl_atari.trials.programs import compiled_once
 
 StopFunction = Callable[[Row], object]
 """Called with each log point of a session. The session ends once the result is true; a text is the reason."""
@@ -81,12 +82,10 @@ def begin_run(config: Config, run_dir: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def described_for_jobs(config: Config, run_dir: Path) -> Iterator[None]:
-    """Context in which the jobs of a trial train: a run that is resumed has the file from which they read how."""
-    is_new = not is_run(run_dir)
-    description = begin_run(config, run_dir)
+    """Context in which the jobs of a trial train: the run directory has the file from which they read how."""
     file = run_dir / RESUME_FILE
-    if not is_new:
-        write_json(file, description)
+    description = begin_run(config, run_dir)
+    write_json(file, description)
     try:
         yield
     finally:
@@ -103,11 +102,11 @@ def train_session(
     writers: Sequence[Writer] = (),
     stop: StopFunction | None = None,
     stop_requested: Callable[[], bool] = lambda: False,
-    on_first_update: Callable[[], object] = lambda: None,
 ) -> None:
     """Trains a session of a trial, from its newest checkpoint if it has one.
 
-    After its first update, it writes config.json and keeps the user's own code in the run directory.
+    If another session is compiling the same programs, it waits for them. After its first update, it writes
+    config.json and keeps the user's own code in the run directory.
 
     Args:
         description: the content of config.json.
@@ -115,10 +114,9 @@ def train_session(
         writers: receive the log points, with `session` and `seed` in each row.
         stop: called with each log point; the session ends early once the result is true.
         stop_requested: asked besides signals; if true, the session writes its last checkpoint and ends.
-        on_first_update: called after the first update.
 
     Raises:
-        UserError, Stopped: as `run_session`; `UserError` also after a `sys.exit` in the user's own code.
+        UserError, Stopped: as `run_session`.
         KeyboardInterrupt: a signal before the first update, or Ctrl-C after an earlier signal, has ended the
             session at once. With `devices.distributed`, only the latter does.
     """
@@ -127,34 +125,31 @@ def train_session(
     rule = StopRule(stop, config, directory)
     request = StopRequest(name)
     if config.devices.distributed:  # its processes end together, perhaps before their first update
-        request = StopRequest(name, quick=False, answer=STOPPING)
+        request = StopRequest(name, saves=True, answer=STOPPING)
 
-    def after_first_update() -> None:
-        request.training = True
-        if distributed.is_leader():
-            write_json(run_dir / CONFIG_FILE, description)
-            for line in keep_code(run_dir):
-                say(f"{name}  {line}")
-        on_first_update()
+    with request, compiled_once(config, name) as compiled:
 
-    with request:
-        try:
-            run_session(
-                config,
-                directory,
-                session,
-                label=name,
-                resume=True,
-                writers=[
-                    SessionWriter(writer, session=session, seed=config.seed + session)
-                    for writer in (*writers, rule)
-                ],
-                on_first_update=after_first_update,
-                stop_requested=lambda: request.requested or stop_requested(),
-                ends_early=rule.ends_session,
-            )
-        except SystemExit as error:
-            raise UserError(f"sys.exit({error.code!r}) has ended the session") from error
+        def after_first_update() -> None:
+            request.saves = True
+            if distributed.is_leader():
+                write_json(run_dir / CONFIG_FILE, description)
+                for line in keep_code(run_dir):
+                    say(f"{name}  {line}")
+            compiled()
+
+        run_session(
+            config,
+            directory,
+            session,
+            label=name,
+            resume=True,
+            writers=[
+                SessionWriter(writer, session=session, seed=config.seed + session) for writer in (*writers, rule)
+            ],
+            on_first_update=after_first_update,
+            stop_requested=lambda: request.requested or stop_requested(),
+            ends_early=rule.ends_session,
+        )
         # A request that came after the session had asked for the last time.
         if distributed.sum_over_processes(request.requested):
             raise Stopped
@@ -210,8 +205,8 @@ class StopRule(Writer):
         self._file = session_dir / STOPPED_FILE
         self._total_env_steps = config.total_env_steps
         before = read_early_end(session_dir)
-        self._is_saved = before is not None and before.holds_under(config.total_env_steps)
-        self._end = before if self._is_saved else None  # None until the session is to end
+        holds = before is not None and before.holds_under(config.total_env_steps)
+        self._end = before if holds else None  # None until the session is to end
 
     def write(self, row: Row) -> None:
         if self._end is not None:
@@ -223,14 +218,13 @@ class StopRule(Writer):
             self._end = EarlyEnd(int(row["env_steps"]), reason, self._total_env_steps)
 
     def ends_session(self) -> bool:
-        """Whether the session is to end, asked while the budget lasts. If so, it writes stopped.json once.
+        """Whether the session is to end, asked while the budget lasts. If so, it writes stopped.json.
 
         The file is written before the last checkpoint, without which it does not count, and before the last
         evaluation, during which the session may be stopped or killed.
         """
         if self._end is None:
             return False
-        if not self._is_saved and distributed.is_leader():
+        if distributed.is_leader():
             write_json(self._file, self._end._asdict())
-            self._is_saved = True
         return True

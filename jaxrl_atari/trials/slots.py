@@ -1,28 +1,56 @@
-"""Slots: the devices of this machine on which sessions train, in turn."""
+"""Where jobs train, and with which share of a machine: GPUs and their memory, cores and threads.
+
+A job learns its share from environment variables, on this machine and on Ray.
+"""
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, NamedTuple
 
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, DevicesConfig, Limits, check_fields
 from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import choose_devices, divide_gpus
 from jaxrl_atari.hardware.cpu import emulator_cores
+from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
+from jaxrl_atari.output import counted
+
+
+@dataclass(frozen=True)
+class ResourcesConfig:
+    """Resources of each session of a suite on Ray, or of each trial of a search."""
+
+    gpu: Annotated[float, Limits(0.0, 4_096.0)] = 1.0
+    """GPUs of each: 0.5, 0.25, 0.125 for 2, 4, 8 on each GPU. With 0, or without a GPU, they run on the CPU."""
+    cpu: Annotated[int, Limits(0, 4_096)] = 0
+    """CPU cores of each. 0: an equal share where there are GPUs, 1 on a CPU."""
+
+    def __post_init__(self) -> None:
+        check_fields(self, "resources.")
+        whole = self.gpu <= 1 or self.gpu == int(self.gpu)
+        require(whole, "resources.gpu", self.gpu, "a share from 0 to 1, or a whole number of GPUs")
+
+    @property
+    def jobs_on_gpu(self) -> int:
+        """Number of jobs that share a GPU; 0 if they run on the CPU."""
+        return int(1 / min(self.gpu, 1)) if self.gpu else 0
 
 
 class Slot(NamedTuple):
-    """Devices for one session, or for several that share them."""
+    """Devices for one job, or for several that share them."""
 
-    text: str  # where a session trains, and why there
-    variables: Mapping[str, str]  # added to the environment of the processes that train there
+    text: str  # where a job trains, and why there
+    variables: Mapping[str, str]  # added to the environment of the jobs that train there
 
 
 class SlotPlan(NamedTuple):
-    """The slots that sessions take in turn."""
+    """The slots of this machine that jobs take in turn."""
 
     slots: list[Slot]
-    parallel: int  # number of sessions that train at a time
+    parallel: int  # number of jobs at a time
 
     @property
     def needs_processes(self) -> bool:
@@ -31,7 +59,7 @@ class SlotPlan(NamedTuple):
 
 
 def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> SlotPlan:
-    """Plans where sessions are trained: on the GPUs in turn, or on the CPU.
+    """Plans where the sessions of a trial or suite are trained: on the GPUs in turn, or on the CPU.
 
     | the sessions train | in processes of their own | whose environment gets |
     |---|---|---|
@@ -49,29 +77,100 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
-    devices = config.devices
-    all_blocks, why = divide_gpus(devices)
-    blocks = all_blocks[:sessions]
-    parallel = min(config.trial.parallel or len(blocks), sessions if waiting is None else waiting)
-    sharing = math.ceil(parallel / len(blocks))
+    slots, on_gpu = _slots(config.devices, sessions)
+    parallel = min(config.trial.parallel or len(slots), sessions if waiting is None else waiting)
+    if parallel == 1:
+        return SlotPlan(slots, 1)
+    jobs_on_gpu = math.ceil(parallel / len(slots)) if on_gpu else 0
+    share = _limits(config.devices, max(1, emulator_cores() // parallel), jobs_on_gpu)
+    return SlotPlan([Slot(slot.text, {**slot.variables, **share}) for slot in slots], parallel)
+
+
+def plan_search_slots(resources: ResourcesConfig, devices: DevicesConfig, trials: int) -> SlotPlan:
+    """Plans where the trials of a search train on this machine: as many at a time as there is room for.
+
+    Raises:
+        ConfigError: as `plan_slots`.
+        UserError: a trial needs more than this machine has.
+    """
+    if not resources.gpu:
+        devices = replace(devices, gpu=False)
+    machine = {"GPU": len(choose_devices(devices).gpus), "CPU": emulator_cores()}
+    share = allot(resources, [machine], devices)
+    slots, _ = _slots(devices, trials)
+    room = len(slots) * share.jobs_on_gpu or emulator_cores() // share.cpu
+    variables = share_variables(share, devices)
+    return SlotPlan([Slot(slot.text, {**slot.variables, **variables}) for slot in slots], min(room, trials))
+
+
+def _slots(devices: DevicesConfig, count: int) -> tuple[list[Slot], bool]:
+    """At most `count` slots, which have the GPUs of one job each, and whether they have any."""
+    blocks, why = divide_gpus(devices)
+    blocks = blocks[:count]
     # A session that sees all GPUs limits itself to those that it uses (`limit_jax`). If an option names a GPU by
     # its index, the session must see all, or the index would mean another GPU.
     chosen = choose_devices(devices)
     finds_its_gpus = len(blocks) == 1 and set(blocks[0]) == set(chosen.used)
     slots = []
     for block in blocks:
-        gpus = [chosen.gpus[index] for index in block]
-        text = f"on GPU {','.join(map(str, block))}" if gpus else "on CPU"
-        variables = {}
-        if not finds_its_gpus:
-            variables["CUDA_VISIBLE_DEVICES"] = ",".join(gpu.uuid for gpu in gpus)
-        if parallel > 1:
-            variables[DEFAULT_THREADS_VARIABLE] = str(max(1, emulator_cores() // parallel))
-        fraction = None
-        if gpus and sharing > 1:
-            fraction = memory_fraction(devices, sharing, min(gpu.memory for gpu in gpus))
+        place = f"on GPU {','.join(map(str, block))}" if block else "on CPU"
+        visible = {"CUDA_VISIBLE_DEVICES": ",".join(chosen.gpus[index].uuid for index in block)}
+        slots.append(Slot(f"{place} ({why})", {} if finds_its_gpus else visible))
+    return slots, bool(blocks[0])
+
+
+def _limits(devices: DevicesConfig, cores: int, jobs_on_gpu: int) -> dict[str, str]:
+    """The variables of a job that keeps within a share of this machine.
+
+    Pools have as many emulator threads as the share has cores, unless the user has chosen a number. JAX's share of
+    a GPU's memory leaves room for the other jobs there; see `memory_fraction`.
+
+    Raises:
+        ConfigError: the share of the memory is too small, or devices.memory_fraction exceeds it.
+    """
+    variables = {DEFAULT_THREADS_VARIABLE: str(cores)}
+    if jobs_on_gpu:
+        memory = min((gpu.memory for gpu in visible_gpus().gpus), default=0)
+        fraction = memory_fraction(devices, jobs_on_gpu, memory)
         if fraction is not None:
             variables[FRACTION_VARIABLE] = str(fraction)
-            text += f", {fraction:.0%} of its memory"
-        slots.append(Slot(f"{text} ({why})", variables))
-    return SlotPlan(slots, parallel)
+    return variables
+
+
+def share_variables(share: ResourcesConfig, devices: DevicesConfig) -> dict[str, str]:
+    """The environment variables of a job with this share of a machine; call it on that machine.
+
+    Without a GPU none is visible, and XLA has as many threads as the share has cores unless the user has chosen.
+
+    Raises:
+        ConfigError: as `plan_slots`.
+    """
+    variables = _limits(devices, share.cpu, share.jobs_on_gpu)
+    if not share.gpu:
+        variables |= {"CUDA_VISIBLE_DEVICES": "", "NPROC": os.environ.get("NPROC", str(share.cpu))}
+    return variables
+
+
+def allot(
+    resources: ResourcesConfig, machines: Sequence[Mapping[str, float]], devices: DevicesConfig
+) -> ResourcesConfig:
+    """Works out the share of a machine that each job gets: its GPUs, 0 on the CPU, and its cores, at least 1.
+
+    Args:
+        resources: the resources that the user asks for.
+        machines: the resources of each machine: numbers of "GPU" and "CPU".
+
+    Raises:
+        UserError: a job needs more than any machine has.
+    """
+    owned = [(machine.get("GPU", 0.0), machine.get("CPU", 0.0)) for machine in machines]
+    gpu = resources.gpu if devices.may_use_gpus and any(gpus for gpus, _ in owned) else 0.0
+    cpu = max(resources.cpu, 1)
+    fitting = [(gpus, cores) for gpus, cores in owned if gpus >= gpu and cores >= cpu]
+    if not fitting:
+        there = "; ".join(f"{counted(gpus, 'GPU')} and {counted(cores, 'core')}" for gpus, cores in owned)
+        raise UserError(
+            f"resources: expected a machine with {counted(gpu, 'GPU')} and {counted(cpu, 'core')}; found {there}"
+        )
+    equal_share = min(int(cores * gpu / gpus) for gpus, cores in fitting) if gpu else 1
+    return ResourcesConfig(gpu, resources.cpu or max(equal_share, 1))

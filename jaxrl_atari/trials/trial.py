@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.algorithm import check_names_and_minibatches
-from jaxrl_atari.cli.job import described_in, job_name
+from jaxrl_atari.cli.job import ERROR, job_name
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, Stopped, UserError, correctable, reason, require
@@ -22,6 +22,7 @@ from jaxrl_atari.runs.description import describe, describe_here, read_config, r
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
+    RESUME_FILE,
     TRIAL_SUMMARY_FILE,
     is_run,
     latest_env_steps,
@@ -29,10 +30,8 @@ from jaxrl_atari.runs.layout import (
     session_path,
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir, require_resumable
-from jaxrl_atari.runs.tracking import require_wandb
 from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.trials.launch import Job, raise_failures, run_jobs
-from jaxrl_atari.trials.programs import compiled_once
+from jaxrl_atari.trials.launch import raise_failures, run_jobs
 from jaxrl_atari.trials.sessions import (
     StopFunction,
     begin_run,
@@ -95,42 +94,62 @@ def run_training(
     check_names_and_minibatches(config)
     wanted = None if run_dir is None else Path(run_dir).expanduser()
     before = config_to_resume(config, wanted)
-    left = config.sessions if wanted is None else len(unfinished_sessions(config, wanted))
-    plan = None
-    if left:
-        if config.log.wandb:
-            require_wandb()
-        plan = plan_slots(config, config.sessions, left)
+    left = [*range(config.sessions)] if wanted is None else unfinished_sessions(config, wanted)
+    plan = plan_slots(config, config.sessions, len(left)) if left else None
     if plan and plan.needs_processes and (writers or stop):
         raise UserError(
             "writers and stop need sessions that train in this process: set trial.parallel = 1, and devices.gpu to"
             " the number of a GPU or to false"
         )
-    lines = [check_environment(config.env)]
-    if config.resume_note:
-        lines.append(f"note: {config.resume_note}")
-
+    note = check_environment(config.env)
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     if not distributed.is_leader():
         return TrainingResult(_follow(config, stop), {})
     failures: dict[str, UserError] = {}
+
+    def note_end(name: str, failure: UserError | None) -> None:
+        if failure is not None:
+            say(f"{name}  failed: {failure}")
+            failures[name] = failure
+
     with _claim_for_all(config, wanted, is_new=before is None) as directory, _summary_if_stopped(directory):
         say(f"{'resuming' if before else 'run directory:'} {directory}")
-        for line in filter(None, lines):
-            say(line)
-        _say_resume(config, before, directory)
+        if note:
+            say(note)
+        if config.resume_note:
+            say(f"note: {config.resume_note}")
+        if before is not None and left:
+            say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
+        for session in sorted({*range(config.sessions)} - {*left}):
+            say(f"session {session}  finished already")
         if plan is None:
-            assert before is not None
-            _update_finished_run(config, before, directory)
+            assert before is not None  # a finished run, which keeps the config that it was trained with
+            if config.sessions != before.sessions:
+                kept = dataclasses.replace(before, sessions=config.sessions)
+                write_json(directory / CONFIG_FILE, describe(kept, directory))
         elif plan.needs_processes:
             pass_on_script()
+            jobs = session_jobs(config, directory)
             with described_for_jobs(config, directory):
-                jobs = session_jobs(config, directory)
-                on_end = partial(_note_end, failures)
-                run_jobs(jobs, on_end, slots=plan.slots, parallel=plan.parallel)
+                run_jobs(
+                    jobs,
+                    lambda job, failure: note_end(job.name, failure),
+                    slots=plan.slots,
+                    parallel=plan.parallel,
+                )
         else:
-            _train_here(config, directory, writers, stop, failures)
+            description = begin_run(config, directory)
+            for session in left:
+                try:
+                    train_session(config, directory, session, description, writers=writers, stop=stop)
+                except Exception as error:
+                    # With `devices.distributed`, a follower cannot see that the leader's session has failed, and
+                    # would wait for it.
+                    if config.sessions == 1 or config.devices.distributed:
+                        raise
+                    say_traceback(error)
+                    note_end(f"session {session}", correctable(error) or SessionsFailed(reason(error)))
     summary = _summarise_or_raise(config, directory, failures)
     distributed.wait_for_all()
     return TrainingResult(directory, summary)
@@ -146,38 +165,6 @@ def config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
     return before
 
 
-def _train_here(
-    config: Config,
-    run_dir: Path,
-    writers: Sequence[Writer],
-    stop: StopFunction | None,
-    failures: dict[str, UserError],
-) -> None:
-    """Trains the sessions of a trial one after the other in this process, and notes those that fail.
-
-    The only session of a trial raises its error as it is. With `devices.distributed` every session does: a
-    follower cannot see that the leader's session has failed, and would wait for it.
-    """
-    description = begin_run(config, run_dir)
-    for session in unfinished_sessions(config, run_dir):
-        try:
-            train_session(config, run_dir, session, description, writers=writers, stop=stop)
-        except Exception as error:
-            if config.sessions == 1 or config.devices.distributed:
-                raise
-            say_traceback(error)
-            failure = correctable(error) or SessionsFailed(reason(error))
-            say(f"session {session}  failed: {failure}")
-            failures[f"session {session}"] = failure
-
-
-def _note_end(failures: dict[str, UserError], job: Job, failure: UserError | None) -> None:
-    """Notes the failure of a job, if any. With a dict, this is an `OnEnd`."""
-    if failure is not None:
-        job.say(f"failed: {failure}")
-        failures[job.name] = failure
-
-
 def train_alone(config: Config, run_dir: Path, session: int) -> None:
     """Trains one session of a trial: the command `train --session`.
 
@@ -187,19 +174,18 @@ def train_alone(config: Config, run_dir: Path, session: int) -> None:
     Raises:
         UserError: the run cannot be resumed, or as `train_session`.
     """
-    require(session < config.sessions, "--session", session, f"0 to {config.sessions - 1}")
+    require(0 <= session < config.sessions, "--session", session, f"0 to {config.sessions - 1}")
     require(not config.devices.distributed, "devices.distributed", True, "false with --session")
     name = job_name()
     if name:
-        description = describe_here(config, read_json(run_dir / described_in(run_dir)))
+        description = describe_here(read_json(run_dir / RESUME_FILE), config.devices)
     else:
         before = config_to_resume(config, run_dir)
         if before == config and not latest_env_steps(session_path(run_dir, session)):
             description = read_json(run_dir / CONFIG_FILE)  # another one of the commands has made it
         else:
             description = begin_run(config, run_dir)
-    with compiled_once(config, name or f"session {session}") as compiled:
-        train_session(config, run_dir, session, description, name=name, on_first_update=compiled)
+    train_session(config, run_dir, session, description, name=name)
     if not name and not unfinished_sessions(config, run_dir):
         _summarise_or_raise(config, run_dir, {})
 
@@ -213,10 +199,10 @@ def _follow(config: Config, stop: StopFunction | None) -> Path:
     Raises:
         UserError: the leader cannot use the run directory.
     """
-    problem = distributed.agree("")  # the two texts that `_claim_for_all` sends
-    if problem:
-        raise UserError(problem)
-    run_dir = Path(distributed.agree(""))
+    answer = distributed.agree("")
+    if answer.startswith(ERROR):
+        raise UserError(answer.removeprefix(ERROR))
+    run_dir = Path(answer)
     try:
         for session in unfinished_sessions(config, run_dir):
             train_session(config, run_dir, session, {}, stop=stop)
@@ -234,9 +220,8 @@ def _claim_for_all(config: Config, wanted: Path | None, is_new: bool) -> Iterato
         try:
             run_dir = exits.enter_context(claim_run_dir(config, wanted, is_new))
         except Exception as error:
-            distributed.agree(reason(error))
+            distributed.agree(f"{ERROR}{reason(error)}")
             raise
-        distributed.agree("")  # no problem
         distributed.agree(str(run_dir.absolute()))  # a follower may have another working directory
         yield run_dir
 
@@ -248,45 +233,14 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         with contextlib.suppress(OSError, UserError):  # no session has a log point, or the metrics cannot be read
-            _save_summary(run_dir, trial_summary(read_run(run_dir)))
+            _save_summary(run_dir)
         if isinstance(interrupt, Stopped):  # in every process
             distributed.wait_for_all()
         raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
 
 
-def _say_resume(config: Config, before: Config | None, run_dir: Path) -> None:
-    """Prints what a resume changes, and which sessions have finished."""
-    left = unfinished_sessions(config, run_dir)
-    if before is not None and left:
-        say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
-    for session in sorted({*range(config.sessions)} - {*left}):
-        say(f"session {session}  finished already")
-
-
-def _update_finished_run(config: Config, before: Config, run_dir: Path) -> None:
-    """Updates config.json of a run in which no session is left to train, and prints what changes.
-
-    The run keeps the config that it was trained with, except for its sessions, its budget and its log options.
-
-    Args:
-        config: the config that is asked for.
-        before: the config of the run.
-    """
-    kept = dataclasses.replace(
-        before, sessions=config.sessions, total_env_steps=config.total_env_steps, log=config.log
-    )
-    not_used = changed_fields(config.to_dict(), kept.to_dict())
-    say_changes("the run has finished, and keeps its own values", not_used)
-    if kept != before:
-        write_json(run_dir / CONFIG_FILE, describe(kept, run_dir))
-    say_changes("changed", changed_fields(before.to_dict(), kept.to_dict()))
-
-
-def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, UserError]) -> Mapping[str, Any]:
-    """Prints the summary of a trial, saves it and writes the report, even where some sessions have failed.
-
-    Returns:
-        The summary.
+def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, UserError]) -> TrialSummary:
+    """Saves and prints the summary of a trial, and writes the report, even where some sessions have failed.
 
     Raises:
         UserError: no session could begin or has a log point. Then there is no summary.
@@ -294,19 +248,20 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, Us
     """
     resume = resume_command("train", run_dir)
     try:
-        summary = trial_summary(read_run(run_dir))
+        summary = _save_summary(run_dir)
     except UserError:
         raise_failures(failures, config.sessions, run_dir, resume)
         raise
     say(f"\n{summary_table(summary)}")
-    _save_summary(run_dir, summary)
     if config.log.graphs:
         try_report(run_dir)
     raise_failures(failures, config.sessions, run_dir, resume)
     return summary
 
 
-def _save_summary(run_dir: Path, summary: TrialSummary) -> None:
-    """Writes trial.json, or prints why it could not be written. A resume makes it again from the metrics."""
+def _save_summary(run_dir: Path) -> TrialSummary:
+    """Returns the summary of a trial. If trial.json cannot be written, prints why: a resume makes it again."""
+    summary = trial_summary(read_run(run_dir))
     save = partial(write_json, run_dir / TRIAL_SUMMARY_FILE, summary)
     try_to("trial.json is not saved", save, resume_command("train", run_dir))
+    return summary

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from user_commands import ROOT, one_error_line, run_here
 
-from jaxrl_atari import cli, plots, train
+from jaxrl_atari import cli, train
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
@@ -109,14 +109,6 @@ def test_a_config_is_found_by_its_name_and_the_users_own_comes_first(tmp_path, m
     assert load_config(Path("qbert")).seed == 7
 
 
-def test_a_tilde_in_a_path_is_the_home_directory(tmp_path, monkeypatch):
-    """bash leaves it alone in `--output=~/graphs`."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    options = cli.options.parse(plots.Options, ["~/run", "~/other", "--output=~/graphs"], "plots")
-    paths = (options.run_dir, *options.others, options.output)
-    assert paths == (tmp_path / "run", tmp_path / "other", tmp_path / "graphs")
-
-
 def test_run_dir_starts_a_run_or_continues_the_one_it_holds(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
     line = ["--config", "configs/qbert.py", "--run-dir", str(tmp_path / "run"), "--sessions", "2"]
@@ -176,6 +168,3 @@ def test_an_unusable_config_file_is_named_with_the_line_that_failed(tmp_path):
             load_config(tmp_path / "config.py")
         assert named in str(error.value)
         assert "\n" not in str(error.value)
-    write_json(tmp_path / "config.json", {"config": Config().to_dict()})
-    with pytest.raises(UserError, match="--resume"):
-        load_config(tmp_path / "config.json")

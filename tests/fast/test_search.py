@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 
 import numpy as np
 import pytest
@@ -20,19 +19,18 @@ from jaxrl_atari.errors import ConfigError, SessionsFailed, UserError
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.search import command
-from jaxrl_atari.search.check import check_search
-from jaxrl_atari.search.options import read_search
-from jaxrl_atari.search.results import save_search_results, search_results
 from jaxrl_atari.search.space import (
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
     ResourcesConfig,
     SearchConfig,
+    check_search,
+    read_search,
 )
-from jaxrl_atari.search.study import open_study, start_trial
+from jaxrl_atari.search.study import open_study, save_results, start_trial
 from jaxrl_atari.search.trial import StudyWriter
-from jaxrl_atari.trials.resources import allot
+from jaxrl_atari.trials.slots import allot
 
 QBERT = ["--config", str(ROOT / "configs/search_qbert.py")]
 SPACE = {
@@ -62,7 +60,8 @@ def run_search(config, search, folder):
 
 
 def write_results(folder):
-    save_search_results(folder, search_results(folder))
+    config, search = read_search(folder)
+    save_results(folder, config, search, open_study(folder, search))
 
 
 def end_trial(folder, search, number, scores, state=TrialState.COMPLETE, **notes):
@@ -97,10 +96,10 @@ def test_the_published_space_is_shipped():
 
 
 UNUSABLE = [
-    ({}, "search.space = ''"),
-    ({"ppo.gae_lamda": FloatDistribution(0.7, 0.9)}, "search.space = 'ppo.gae_lamda'"),
+    ({}, "search.space = {}"),
+    ({"ppo.gae_lamda": FloatDistribution(0.7, 0.9)}, "did you mean ppo.gae_lambda?"),
     ({"ppo.gae_lambda": [0.9, 0.95]}, "search.space = 'ppo.gae_lambda'"),
-    ({"seed": IntDistribution(0, 3)}, "may differ between trials"),
+    ({"seed": IntDistribution(0, 3)}, "search.space = 'seed'"),
     ({"ppo.gae_lambda": FloatDistribution(0.9, 1.1)}, "ppo.gae_lambda = 1.1"),
     ({"ppo.epochs": FloatDistribution(1, 4)}, "ppo.epochs = 1.0"),
     ({"ppo.coefficients.no_such_one": FloatDistribution(0, 1)}, "expected a coefficient of algorithm = ppo"),
@@ -119,8 +118,6 @@ def test_a_space_that_cannot_be_used_is_an_error_that_names_the_field():
         with pytest.raises(ConfigError) as caught:
             check_search(Config(), SearchConfig(space=space))
         assert words in str(caught.value)
-    with pytest.raises(ConfigError, match="seed"):  # of the config of the best trial
-        check_search(Config(seed=2**31 - 1), SearchConfig(space=SPACE))
 
 
 def test_options_that_cannot_be_used():
@@ -224,7 +221,7 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
 
 def test_resources():
     def split(gpu, cpu, *machines, option="auto"):
-        return tuple(allot(ResourcesConfig(gpu, cpu), machines, DevicesConfig(gpu=option)))
+        return dataclasses.astuple(allot(ResourcesConfig(gpu, cpu), machines, DevicesConfig(gpu=option)))
 
     assert split(0.25, 0, {"GPU": 2.0, "CPU": 16.0}) == (0.25, 2)
     assert split(1.0, 0, {"CPU": 32.0}, {"GPU": 2.0, "CPU": 8.0}) == (1.0, 4)
@@ -274,16 +271,6 @@ def test_the_choice_none_is_a_value_and_no_gap_in_the_results(tmp_path):
     write_results(tmp_path)
     assert [row["ppo.target_kl"] for row in read_csv(tmp_path / "trials.csv")] == ["None"]
     assert "ppo.target_kl None" in (tmp_path / "small_best.py").read_text()
-
-
-def test_a_trial_whose_config_is_damaged_keeps_its_score_and_says_why(tmp_path):
-    search = new_search(tmp_path, trials=1)
-    end_trial(tmp_path, search, 0, [3.0, 5.0])
-    (tmp_path / "trial_0/config.json").write_text("{broken")
-    write_results(tmp_path)
-    (row,) = read_csv(tmp_path / "trials.csv")
-    assert (row["score"], row["env_steps"]) == ("4.0", "200")
-    assert re.match(r"finished; .*trial_0/config\.json: cannot be used ", row["status"])
 
 
 def test_a_search_all_of_whose_trials_failed_has_status_1_at_every_start(tmp_path, capsys):

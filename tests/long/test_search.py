@@ -160,8 +160,24 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
         assert env_steps > 0
         assert json.loads((path.parent / "config.json").read_text())["resumed"]
     assert "resumed at " in output
+    for number in range(3):
+        assert f"trial_{number}  session 1  " in (search_dir / f"trial_{number}/output.txt").read_text()
     assert (search_dir / "report.html").exists()
     assert load_config(search_dir / "tiny_best.py").sessions == 2
+
+
+@pytest.mark.parametrize(("command", "words"), [("search", ()), ("suite", ("--games", "Pong"))])
+def test_what_is_refused_altogether_leaves_no_folder(command, words, tmp_path):
+    """There is one CPU device."""
+    (tmp_path / "tiny.py").write_text(CONFIG)
+    options = ["--devices.gpu", "false", "--devices.data-parallel", 2, *words]
+    process = start(
+        "-m", f"jaxrl_atari.{command}", "--config", tmp_path / "tiny.py", "--run-dir", tmp_path / "run", *options
+    )
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 2, output
+    assert re.search(r"^error: no (trial|session) could begin: devices\.data_parallel = 2: ", output, re.M), output
+    assert not (tmp_path / "run").exists()
 
 
 CLUSTER = """

@@ -181,11 +181,7 @@ def test_real_memory_fraction():
 @pytest.mark.timeout(600)
 def test_real_sessions_fit_on_one_gpu(tmp_path):
     needs_gpus(1)
-    with training(tmp_path, "--sessions", 4, "--trial.parallel", 4, "--devices.gpu", 0, sessions=4) as (
-        taken,
-        printed,
-    ):
-        assert printed.count("of its memory") == 4
+    with training(tmp_path, "--sessions", 4, "--trial.parallel", 4, "--devices.gpu", 0, sessions=4) as (taken, _):
         assert (taken > CONTEXT).sum() == 1, taken
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +16,6 @@ from user_commands import ROOT, still_running
 from jaxrl_atari.cli.signals import INTERRUPTED
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError
-from jaxrl_atari.hardware.jax_settings import jax_config
 from jaxrl_atari.trials.launch import run_jobs
 from jaxrl_atari.trials.programs import compiled_once
 from jaxrl_atari.trials.slots import Slot
@@ -54,6 +54,14 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
     for line in ("on A", "it begins", "it goes on"):
         assert {f"session {number}  {line}" for number in range(5)} <= {*lines}
     assert "session 2  Traceback (most recent call last):" in lines
+
+
+def test_output_that_is_kept_lies_in_the_folder_of_the_job_but_a_refused_job_leaves_no_folder(tmp_path):
+    jobs = [job._replace(folder=tmp_path / job.name) for job in small_jobs.jobs("fail", tmp_path, 3)]
+    run_jobs(jobs, lambda job, failure: None, slots=[Slot("here", {})], parallel=3, keeps_output=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["session 0", "session 2"]
+    assert (tmp_path / "session 0/output.txt").read_text() == "it begins\nsession 0  it goes on\n"
+    assert (tmp_path / "session 2/output.txt").read_text().endswith("error: ValueError: a bug\n")
 
 
 def test_a_job_runs_on_its_slot_or_on_the_one_that_is_free(tmp_path):
@@ -160,7 +168,10 @@ def test_jobs_go_on_when_nobody_reads_their_output(family, tmp_path):
 
 
 def test_one_job_compiles_and_those_with_the_same_programs_wait_for_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(jax_config.values, "jax_compilation_cache_dir", str(tmp_path))
+    settings = SimpleNamespace(jax_compilation_cache_dir=str(tmp_path), jax_enable_compilation_cache=True)
+    monkeypatch.setattr("jaxrl_atari.trials.programs.jax_config", settings)
+    waits = threading.Event()
+    monkeypatch.setattr("jaxrl_atari.trials.programs.say", lambda line: waits.set())
     events = []
 
     def job(name, config):
@@ -171,7 +182,9 @@ def test_one_job_compiles_and_those_with_the_same_programs_wait_for_it(tmp_path,
     with compiled_once(Config(), "first") as compiled:
         same = threading.Thread(target=job, args=("same", Config(seed=1)))
         same.start()
+        assert waits.wait(timeout=30)
         job("other", Config(overlap="update"))  # does not wait
+        time.sleep(0.2)
         events.append("compiled")
         compiled()
         same.join(timeout=30)

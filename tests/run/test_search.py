@@ -12,9 +12,8 @@ from optuna.trial import TrialState
 
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
-from jaxrl_atari.search.results import save_search_results, search_results
-from jaxrl_atari.search.space import FloatDistribution, SearchConfig
-from jaxrl_atari.search.study import open_study, start_trial
+from jaxrl_atari.search.space import FloatDistribution, SearchConfig, read_search
+from jaxrl_atari.search.study import open_study, save_results, start_trial
 from jaxrl_atari.search.trial import StudyWriter, train_trial
 
 
@@ -30,7 +29,8 @@ def new_search(folder, config, **options):
 
 def results(folder):
     """The rows of trials.csv by their trials."""
-    save_search_results(folder, search_results(folder))
+    config, search = read_search(folder)
+    save_results(folder, config, search, open_study(folder, search))
     return {row["trial"]: row for row in read_csv(folder / "trials.csv")}
 
 

@@ -127,7 +127,7 @@ def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
             if env_steps > 140:
                 signal.raise_signal(signal.SIGTERM)
 
-    with StopRequest(quick=False) as stop, pytest.raises(Stopped):
+    with StopRequest(saves=True) as stop, pytest.raises(Stopped):
         run_session(TINY, session_dir, writers=[Signal()], stop_requested=lambda: stop.requested)
     meta = latest_meta(session_dir)
     assert (meta["updates"], meta["score"]) == (3, None)

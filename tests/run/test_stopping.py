@@ -14,7 +14,7 @@ def test_any_signal_requests_a_stop_and_a_second_ctrl_c_ends_at_once():
     """A cluster may send the others any number of times."""
     for number in SIGNALS:
         before = signal.getsignal(number)
-        with StopRequest(quick=False) as stop:
+        with StopRequest(saves=True) as stop:
             assert not stop.requested
             signal.raise_signal(number)
             assert stop.requested
@@ -57,7 +57,7 @@ from jaxrl_atari.cli.signals import StopRequest
 
 def main():
     with StopRequest("session 0") as stop:
-        stop.training = {training}
+        stop.saves = {training}
         print("compiling", flush=True)
         end = time.monotonic() + 30
         while not stop.requested:
@@ -97,7 +97,7 @@ from jaxrl_atari.output import say
 how, read = sys.argv[1], int(sys.argv[2])
 # Whoever started the tests may have been under nohup.
 signal.signal(signal.SIGHUP, signal.SIG_IGN if how == "nohup" else signal.SIG_DFL)
-with StopRequest(quick=False) as stop:
+with StopRequest(saves=True) as stop:
     os.close(read)  # nobody holds the other end of standard output any more
     signal.raise_signal(signal.SIGHUP)
     signal.raise_signal(signal.SIGHUP)  # shell and kernel may both send it
