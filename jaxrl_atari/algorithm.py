@@ -10,6 +10,7 @@ Axes are [T, B]: T steps of B environments. A sample is one step of one environm
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -20,9 +21,8 @@ import optax
 from flax.core import FrozenDict
 
 from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig, check_coefficients
-from jaxrl_atari.errors import require, require_interface
+from jaxrl_atari.errors import UNREGISTERED, require, require_interface
 from jaxrl_atari.networks import Apply, Observation, is_recurrent, make_network
-from jaxrl_atari.registry import ALGORITHMS
 
 # --- Data --------------------------------------------------------------------------------------------------------
 
@@ -265,6 +265,15 @@ class Algorithm(NamedTuple):
 
 # --- Names -------------------------------------------------------------------------------------------------------
 
+SHIPPED = {
+    "ppo": ("jaxrl_atari.ppo", "PPO"),
+    "rnd": ("jaxrl_atari.algorithms.rnd", "RND"),
+    "vtrace": ("jaxrl_atari.algorithms.vtrace", "VTRACE"),
+}
+"""Name of an algorithm of the package -> its module, which imports this one, and its name there."""
+
+_registered: dict[str, Algorithm] = {}
+
 
 def register_algorithm(name: str, algorithm: Algorithm) -> None:
     """Registers an algorithm of your own, so that a config can choose it, as in `--algorithm my_idea`.
@@ -273,11 +282,11 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
         name: a new name. A later algorithm of the same name replaces the earlier one.
 
     Raises:
-        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package; or a
-            coefficient is no number.
+        ConfigError: the name is taken by the package, or a coefficient is no number.
     """
-    check_coefficients(algorithm.coefficients, f"{ALGORITHMS.field} {name}: coefficients")
-    ALGORITHMS.register(name, algorithm._replace(coefficients=FrozenDict(algorithm.coefficients)))
+    require(name not in SHIPPED, "algorithm", name, "a new name", "the package ships one of this name")
+    check_coefficients(algorithm.coefficients, f"algorithm {name}: coefficients")
+    _registered[name] = algorithm._replace(coefficients=FrozenDict(algorithm.coefficients))
 
 
 def find_algorithm(name: str) -> Algorithm:
@@ -286,7 +295,40 @@ def find_algorithm(name: str) -> Algorithm:
     Raises:
         ConfigError: there is none.
     """
-    return ALGORITHMS.get(name)
+    if name in SHIPPED:
+        module, attribute = SHIPPED[name]
+        return getattr(import_module(module), attribute)
+    require(name in _registered, "algorithm", name, f"one of {', '.join([*SHIPPED, *_registered])}", UNREGISTERED)
+    return _registered[name]
+
+
+# --- Random keys -------------------------------------------------------------------------------------------------
+
+# The streams that derive from the seed of a session, or of an evaluation:
+#
+#     key = new_key(seed)
+#     fold_in(key, u)    u < 2**31            update u, split into one key to act and one to learn
+#     fold_in(key, NETWORK_STREAM)            first parameters of the network
+#     fold_in(key, ALGORITHM_STREAM)          what `Algorithm.init` draws
+#     fold_in(key, EVALUATION_STREAM)         of an evaluation, its actions
+#
+# The key to act is folded with the step and the environment (`rollout.py`); `update.update` lists the streams of
+# the key to learn. Seeds of games come from NumPy (`envs/__init__.py`).
+NETWORK_STREAM = 2**31
+EVALUATION_STREAM = 2**31 + 1
+ALGORITHM_STREAM = 2**31 + 2
+
+_KEYS = "threefry2x32"  # whatever JAX_DEFAULT_PRNG_IMPL says: a checkpoint holds a key
+
+
+def new_key(seed: int) -> jax.Array:
+    """The typed key of a seed, []."""
+    return jax.random.key(seed, impl=_KEYS)
+
+
+def key_of_data(data: jax.Array) -> jax.Array:
+    """The typed keys of their integers, as `jax.random.key_data` returns them: uint32 [..., 2] -> [...]."""
+    return jax.random.wrap_key_data(data, impl=_KEYS)
 
 
 # --- Options -----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from jaxrl_atari import cli
-from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm, resolved_options
+from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm, new_key, resolved_options
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption, PPOConfig, changed_fields
@@ -37,7 +37,6 @@ from jaxrl_atari.hardware.gpus import (
     visible_gpus,
 )
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
-from jaxrl_atari.keys import new_key
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.update import init_train_state, update

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_atari.config import DevicesConfig, GpuOption, check_fields
-from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.hardware import cpu, gpus
 from jaxrl_atari.hardware.choice import first_devices
 from jaxrl_atari.hardware.start import limit_jax, start_jax
@@ -110,16 +110,9 @@ def _local_device(where: int | Literal["cpu"], by_index: Mapping[int, jax.Device
     return jax.local_devices(backend="cpu")[0] if where == "cpu" else by_index[where]
 
 
-def pick_device(gpu: GpuOption, field: str = "devices.gpu") -> jax.Device:
-    """The device that a `gpu` option means, on which JAX has started; see `choice.choose_device` and `place`.
-
-    Args:
-        field: name of the option in the error.
-    """
-    try:
-        return place(DevicesConfig(gpu=gpu)).home
-    except ConfigError as error:
-        raise error.renamed("devices.gpu", field) from None
+def pick_device(gpu: GpuOption) -> jax.Device:
+    """The device that a `gpu` option means, on which JAX has started; see `choice.choose_device` and `place`."""
+    return place(DevicesConfig(gpu=gpu)).home
 
 
 # --- Check of placement ------------------------------------------------------------------------------------------

@@ -7,11 +7,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxrl_atari.algorithm import Metrics, Rollout, TrainState, as_numbers, find_algorithm, resolved_options
+from jaxrl_atari.algorithm import (
+    Metrics,
+    Rollout,
+    TrainState,
+    as_numbers,
+    find_algorithm,
+    new_key,
+    resolved_options,
+)
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import device_class
 from jaxrl_atari.frames import STACK, next_age
-from jaxrl_atari.keys import new_key
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.update import init_train_state, update
 

@@ -11,6 +11,10 @@ OUTSIDE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.E
 """Operating system errors that the user can correct. EPIPE comes of `--help | head`."""
 
 
+UNREGISTERED = "name the file that registers it: --import FILE; a run keeps a copy of that file in its code/"
+"""The hint of an error about the name of a network or an algorithm that is not there."""
+
+
 class UserError(Exception):
     """An error that the user can correct. The message is one line: what is wrong, and what to do.
 
@@ -46,10 +50,6 @@ class ConfigError(_Unusable):
     """A field of the config, an option or an environment variable has an unusable value."""
 
     # No `ValueError`: tyro would print it in a box.
-
-    def renamed(self, field: str, name: str) -> "ConfigError":
-        """This error, for a user who writes `name` for `field`. An error of another field is returned as it is."""
-        return ConfigError(name, *self.args[1:]) if self.args[0] == field else self
 
 
 class InterfaceError(_Unusable, ValueError):

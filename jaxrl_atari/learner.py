@@ -15,12 +15,11 @@ import numpy as np
 import optax
 from jax import lax
 
-from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, Shard, TrainState
+from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, Shard, TrainState, key_of_data
 from jaxrl_atari.config import PPOConfig
 from jaxrl_atari.devices import Placement, check_placement
 from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.hardware.distributed import gather
-from jaxrl_atari.keys import key_of_data
 from jaxrl_atari.networks import Network
 from jaxrl_atari.update import update
 

@@ -32,9 +32,8 @@ import jax.numpy as jnp
 from jaxrl_atari.config import NetworkConfig
 from jaxrl_atari.cpu import nature
 from jaxrl_atari.cpu.conv import Conv, for_cpu, module_in_chunks
-from jaxrl_atari.errors import require_interface
+from jaxrl_atari.errors import UNREGISTERED, require, require_interface
 from jaxrl_atari.frames import BLOCKED, FRAME_SIZE, PLAIN, STACK
-from jaxrl_atari.registry import NETWORKS
 
 # --- What goes in and comes out ----------------------------------------------------------------------------------
 
@@ -218,7 +217,9 @@ def make_network(config: NetworkConfig, num_actions: int, *devices: str) -> Netw
         ConfigError: no network has that name.
     """
     only_cpus = bool(devices) and CPUS.issuperset(devices)
-    module = NETWORKS.get(config.name)(num_actions=num_actions, dtype=jnp.dtype(config.compute_dtype))
+    networks = SHIPPED | _registered
+    require(config.name in networks, "network.name", config.name, f"one of {', '.join(networks)}", UNREGISTERED)
+    module = networks[config.name](num_actions=num_actions, dtype=jnp.dtype(config.compute_dtype))
     # Learning takes more time than acting, so the first class counts.
     return Network(module, devices[0] if only_cpus and config.conv == "auto" else None)
 
@@ -250,6 +251,9 @@ def speed_hints(network: Network) -> list[str]:
     return hints
 
 
+_registered: dict[str, Callable[..., nn.Module]] = {}
+
+
 def register_network(name: str, network: Callable[..., nn.Module]) -> None:
     """Lets a config choose a network of your own, as in `--network.name tiny`.
 
@@ -259,9 +263,10 @@ def register_network(name: str, network: Callable[..., nn.Module]) -> None:
             sets fields of its own.
 
     Raises:
-        ConfigError: the name has other characters than letters, digits and `._-`, or is taken by the package.
+        ConfigError: the name is taken by the package.
     """
-    NETWORKS.register(name, network)
+    require(name not in SHIPPED, "network.name", name, "a new name", "the package ships one of this name")
+    _registered[name] = network
 
 
 # --- Layers ------------------------------------------------------------------------------------------------------
@@ -458,3 +463,7 @@ class NatureLSTM(nn.Module):
         """The fields of an `Observation` -> `Outputs`."""
         x, carry = lstm(self.units, shared(self, NatureFeatures(self.dtype))(stacks), first, carry)
         return heads(x, self.num_actions, carry)
+
+
+SHIPPED = {"nature": NatureActorCritic, "impala": ImpalaActorCritic, "nature_lstm": NatureLSTM}
+"""`network.name` -> a network of the package."""

@@ -12,7 +12,15 @@ import numpy as np
 import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
 from threadpoolctl import threadpool_limits
 
-from jaxrl_atari.algorithm import Algorithm, check_names_and_minibatches, find_algorithm, resolved_options
+from jaxrl_atari.algorithm import (
+    ALGORITHM_STREAM,
+    NETWORK_STREAM,
+    Algorithm,
+    check_names_and_minibatches,
+    find_algorithm,
+    new_key,
+    resolved_options,
+)
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, device_class, place
 from jaxrl_atari.environments import Environments, start_environments
@@ -24,7 +32,6 @@ from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.keys import ALGORITHM_STREAM, NETWORK_STREAM, new_key
 from jaxrl_atari.learner import Learner, PendingMetrics
 from jaxrl_atari.networks import Network, make_network, speed_hints
 from jaxrl_atari.rollout import collect
@@ -164,7 +171,7 @@ class Session:
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
-        """The keys of an update: to act and to learn (`keys.py`)."""
+        """The keys of an update: to act and to learn (`algorithm.py`)."""
         return _keys_of_update(self.key, jax.device_put(np.uint32(update), self.placement.home))
 
     def is_stopping(self) -> bool:

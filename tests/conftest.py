@@ -8,6 +8,7 @@ GPUs, and takes their memory only as it needs it, so that the processes of its t
 import contextlib
 import os
 import signal
+import sys
 import tempfile
 import time
 from functools import cache
@@ -20,6 +21,7 @@ from user_commands import user_environment
 
 from jaxrl_atari import run_training
 from jaxrl_atari.hardware.cpu import xla_threads
+from jaxrl_atari.imports import IMPORTS_VARIABLE
 
 SECONDS_KEPT = 7 * 24 * 3600
 
@@ -37,6 +39,13 @@ def compilation_cache_stays():
     before = settings()
     yield
     assert settings() == before
+
+
+@pytest.fixture(autouse=True)
+def imports_end_with_their_test(monkeypatch):
+    """What a test imports for a command, the processes that a later test starts do not inherit."""
+    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,12 @@
 """Python config files: where they lie, running them, the functions that they define, and writing one."""
 
 import pprint
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import errors_name_line, pass_on, run_file
-from jaxrl_atari.registry import ALGORITHMS, NETWORKS
+from jaxrl_atari.imports import pass_on, run_file
 
 PACKAGE = Path(__file__).parents[1]
 """The folder of this package."""
@@ -29,12 +27,11 @@ class ConfigFile(NamedTuple):
             kind: the type of the result.
 
         Raises:
-            UserError: the function does not exist, fails, or returns another type.
+            UserError: the function does not exist, or returns another type.
         """
         if function not in self.scope:
             raise UserError(f"--config {self.path}: the file does not define the function {function}")
-        with errors_name_line("--config", self.path):
-            result = self.scope[function]()
+        result = self.scope[function]()
         if not isinstance(result, kind):
             found = f"{function}() returned {type(result).__name__}; expected {kind.__name__}"
             raise UserError(f"--config {self.path}: {found}")
@@ -44,13 +41,15 @@ class ConfigFile(NamedTuple):
 def run_config_file(path: Path) -> ConfigFile:
     """Runs a Python config file, such as configs/qbert.py.
 
-    The file can import modules that lie beside it, as with `python FILE`.
+    The file can import modules that lie beside it, as with `python FILE`. The processes that this one starts run
+    it too, because it may register environments, networks or algorithms.
 
     Args:
         path: a file, or the name of one in configs/, such as `qbert` or `qbert.py`.
 
     Raises:
-        UserError: the file does not exist, or raises an error.
+        UserError: the file does not exist.
+        Exception: an error of the file, as it is.
     """
     own = PACKAGE / "configs"  # in a wheel; a checkout has it beside the package
     folders = [Path("configs"), own if own.is_dir() else PACKAGE.parent / "configs"]
@@ -62,21 +61,10 @@ def run_config_file(path: Path) -> ConfigFile:
         names = sorted({path.stem for folder in folders for path in folder.glob("*.py")})
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
         raise UserError(f"--config {path}: no such file; {expected}")
-    before = _registered_names()
     file = file.absolute()
-    scope = vars(run_file(file, "--config"))
-    if _registered_names() != before:  # the processes of the sessions need the same registrations
-        pass_on(str(file))
+    scope = vars(run_file(file))
+    pass_on(str(file))
     return ConfigFile(file, scope)
-
-
-def _registered_names() -> set[str]:
-    """The names of all registered environments, networks and algorithms. User code can add to them."""
-    gymnasium = sys.modules.get("gymnasium")
-    names = set(gymnasium.registry) if gymnasium else set()
-    for registry in (NETWORKS, ALGORITHMS):
-        names |= {f"{registry.field} = {name}" for name in registry.names()}
-    return names
 
 
 def load_config(path: Path | None) -> Config:

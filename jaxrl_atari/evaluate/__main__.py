@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for line in tune_process():
         say(line)
     do_not_preallocate()  # beside a training run
-    device = pick_device(options.gpu, field="--gpu")
+    device = pick_device(options.gpu)
     if options.backend:
         say(f"note: played on {options.backend}; if the run was trained on another emulator, scores may differ")
     policies = [

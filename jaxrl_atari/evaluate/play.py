@@ -11,12 +11,12 @@ from concurrent.futures import CancelledError
 import jax
 import numpy as np
 
+from jaxrl_atari.algorithm import EVALUATION_STREAM, new_key
 from jaxrl_atari.config import EnvConfig, EvaluationConfig, check_fields
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STACK
 from jaxrl_atari.evaluate.policy import Decision, Policy
-from jaxrl_atari.keys import EVALUATION_STREAM, new_key
 
 SECONDS_BETWEEN_LINES = 30
 """Seconds between two lines on the progress of an evaluation."""

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_atari.algorithm import new_key
 from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import device_class, pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.keys import new_key
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent, make_network
 from jaxrl_atari.runs.arrays import by_path
 from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxrl_atari.keys import key_of_data
+from jaxrl_atari.algorithm import key_of_data
 
 
 def this_process() -> ocp.options.MultiprocessingOptions:

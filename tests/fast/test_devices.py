@@ -124,11 +124,6 @@ def test_what_this_machine_cannot_do_is_refused(options, message, gpus):
         place(DevicesConfig(**options))
 
 
-def test_the_option_of_another_command_keeps_its_name(gpus):
-    with pytest.raises(ConfigError, match=r"^--gpu = 9: expected a visible GPU"):
-        pick_device(9, "--gpu")
-
-
 def test_a_gpu_on_which_jax_cannot_start(gpus, monkeypatch):
     """`auto` falls back to the CPU, except where memory is lacking: the user has a GPU, and may wait for it."""
     monkeypatch.setenv("SIMULATED_ERROR", "INTERNAL: no supported devices")

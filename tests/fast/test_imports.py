@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import read_sources
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited, import_named
@@ -29,7 +28,7 @@ def user_file(tmp_path, monkeypatch):
     path = tmp_path / "user_file_of_the_test.py"
     path.write_text(MARK)
     yield path
-    for module in ("beside_it", path.stem):
+    for module in ("beside_it", str(path)):
         sys.modules.pop(module, None)
 
 
@@ -42,7 +41,6 @@ def test_a_file_is_run_once_here_and_once_in_a_process_that_is_started(user_file
         import_named([str(user_file), "colorsys"])
     import_inherited()
     assert count() == 1
-    assert sys.modules[user_file.stem].__file__ == str(user_file)
     code = (
         "import builtins, sys; from jaxrl_atari.imports import import_inherited; import_inherited();"
         "print(builtins.named, 'colorsys' in sys.modules)"
@@ -89,37 +87,17 @@ def test_a_module_beside_a_file_is_found_before_an_installed_one_and_also_later(
     (tmp_path / "beside_it_too.py").write_text("TWO = 2\n")
     import_named([str(user_file)])
     assert count() == 1
-    assert sys.modules[user_file.stem].later() == 2
+    assert sys.modules[str(user_file)].later() == 2
     sys.modules.pop("beside_it_too")
 
 
-@pytest.mark.parametrize("load", [lambda path: import_named([str(path)]), run_config_file])
-def test_an_error_in_a_library_names_the_line_of_the_user(load, user_file):
-    user_file.write_text("import beside_it\n")
-    user_file.with_name("beside_it.py").write_text("import json\n\n\njson.loads('x')\n")
-    with pytest.raises(UserError) as error:
-        load(user_file)
-    assert f"{user_file.with_name('beside_it.py')}, line 4: JSONDecodeError" in str(error.value)
-
-
-UNUSABLE = {
-    ("no_such_module", None): "--import no_such_module: ModuleNotFoundError",
-    ("gone.py", None): "gone.py: expected a Python file",
-    ("raises.py", "\n1 / 0\n"): "raises.py, line 2: ZeroDivisionError",
-    ("raises.py", "raise SystemExit(1)"): "raises.py, line 1: SystemExit",
-    ("raises.py", "x = ("): "SyntaxError",
-    ("folder/data.txt", "x"): "data.txt: expected a Python file",
-}
-"""Name and text of what is imported -> what the one line of error names."""
-
-
-def test_what_cannot_be_imported_is_one_line(user_file):
-    for (name, text), named in UNUSABLE.items():
-        path = user_file.parent / name
-        if text is not None:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(text)
-        with pytest.raises(UserError) as error:
-            import_named([name if name == "no_such_module" else str(path)])
-        assert named in str(error.value)
-        assert "\n" not in str(error.value)
+def test_what_cannot_be_imported(user_file):
+    user_file.with_name("raises.py").write_text("\n1 / 0\n")
+    for name, error, named in (
+        ("no_such_module", UserError, "^--import no_such_module: "),
+        (str(user_file.with_name("gone.py")), UserError, "gone.py: expected a Python file"),
+        (str(user_file.with_name("raises.py")), ZeroDivisionError, "division"),
+    ):
+        with pytest.raises(error, match=named):
+            import_named([name])
+        assert json.loads(os.environ[IMPORTS_VARIABLE]) == [], "no other process tries what has failed here"

@@ -21,6 +21,7 @@ from jaxrl_atari.cpu.conv import Conv, for_cpu, module_in_chunks
 from jaxrl_atari.errors import InterfaceError, UserError
 from jaxrl_atari.frames import BLOCKED
 from jaxrl_atari.networks import (
+    SHIPPED,
     NatureActorCritic,
     NatureLSTM,
     Network,
@@ -28,11 +29,10 @@ from jaxrl_atari.networks import (
     make_network,
 )
 from jaxrl_atari.ppo import Samples, log_prob_of, ppo_loss
-from jaxrl_atari.registry import NETWORKS
 from jaxrl_atari.rollout import RolloutStart, act, begin_rollout
 
 ACTIONS = 6
-every = pytest.mark.parametrize("name", NETWORKS.names())
+every = pytest.mark.parametrize("name", SHIPPED)
 
 
 @cache
@@ -146,7 +146,7 @@ def nature(params, stacks):
 
 def shipped(name, dtype="float32", cpu=None):
     """`name`, computed plainly or for a class of CPUs."""
-    network = Network(NETWORKS.get(name)(ACTIONS, jnp.dtype(dtype)), cpu)
+    network = Network(SHIPPED[name](ACTIONS, jnp.dtype(dtype)), cpu)
     return lambda params, stacks: network.apply(params, Observation(stacks))[:2]
 
 
