@@ -61,29 +61,11 @@ class InterfaceError(_Unusable, ValueError):
 
 
 class MetricsError(UserError):
-    """A run has no log point that can be used."""
+    """A run has no log point that can be used, for example because its metrics.csv is damaged."""
 
 
 class NoLogPoint(MetricsError):
     """A run has no log point yet."""
-
-
-class DamagedMetrics(MetricsError):
-    """A run has log points that cannot be read: its metrics.csv is damaged."""
-
-
-class ParametersOnly(UserError):
-    """A published copy of a run cannot be resumed: its checkpoints hold the parameters alone.
-
-    Args:
-        path: the run, or one of its checkpoints.
-    """
-
-    def __str__(self) -> str:
-        return (
-            f"{self.args[0]}: holds the parameters alone, without the optimiser state: it can be played and not"
-            " resumed; resume the run that it was copied from, or start a new one"
-        )
 
 
 class VerificationFailed(UserError):

@@ -1,19 +1,22 @@
 """Text for the user. A stream that cannot be written to never ends the work."""
 
 import contextlib
-import io
 import os
 import sys
+import time
 import traceback
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TextIO, TypeVar
-
-from rich.console import Console
-from rich.progress import track
 
 from jaxrl_atari.errors import correctable, reason
 
 Item = TypeVar("Item")
+
+CLEAR_LINE = "\r\x1b[K"
+"""Erases the live line of a terminal."""
+
+SECONDS_BETWEEN_NEWS = 10
+"""How often `tracked` prints a line."""
 
 
 def write(text: str, stream: TextIO | None = None) -> None:
@@ -34,8 +37,9 @@ def write(text: str, stream: TextIO | None = None) -> None:
 
 
 def say(line: str, stream: TextIO | None = None) -> None:
-    """Prints a line; see `write`."""
-    write(line + "\n", stream)
+    """Prints a line, on a terminal in place of the live line; see `write`."""
+    start = CLEAR_LINE if is_terminal(stream or sys.stdout) else ""
+    write(f"{start}{line}\n", stream)
 
 
 def say_traceback(error: BaseException) -> None:
@@ -77,55 +81,25 @@ def try_to(problem: str, action: Callable[[], object], again: str) -> bool:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal; False for a closed one."""
+    """Whether a stream is a terminal that can erase a line; False for a closed one."""
     try:
-        return stream.isatty()
+        return stream.isatty() and os.environ.get("TERM") != "dumb"
     except ValueError:
         return False
 
 
-class _Output(io.TextIOBase):
-    """A stream for rich, which would end a command whose terminal is closed; see `write`.
+def tracked(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
+    """Iterates over items, and prints now and then how many of them are done.
 
     Args:
-        stream: where the text goes. rich redirects `sys.stdout` to its own console, so it is not looked up later.
+        total: number of the items.
     """
-
-    def __init__(self, stream: TextIO):
-        self._stream = stream
-
-    @property
-    def encoding(self) -> str:  # pyright: ignore
-        return self._stream.encoding  # rich draws with ASCII characters where there are no others
-
-    def write(self, text: str) -> int:
-        write(text, self._stream)
-        return len(text)
-
-    def isatty(self) -> bool:
-        return is_terminal(self._stream)
-
-
-def console() -> Console:
-    """A console of rich on standard output that does not fail with it."""
-    return Console(file=_Output(sys.stdout))  # pyright: ignore
-
-
-def tracked(
-    items: Iterable[Item], description: str, *, total: float | None = None, transient: bool = False
-) -> Generator[Item, None, None]:
-    """Iterates over items and draws a progress bar.
-
-    Wrap it in `contextlib.closing` if the loop may end early. Otherwise Python may collect the bar as garbage in
-    rich's drawing thread, which then waits for its own end and hangs.
-
-    Args:
-        total: number of the items; None: their length.
-        transient: remove the bar from a terminal at the end.
-    """
-    bar = track(items, description, total, console=console(), transient=transient)
-    with contextlib.closing(bar) as shown:  # pyright: ignore
-        yield from shown
+    said = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
+            said = time.monotonic()
+            say(f"{description}: {number:,} of {total:,}")
+        yield item
 
 
 def counted(count: float, noun: str) -> str:

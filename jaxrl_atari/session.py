@@ -94,7 +94,6 @@ def run_session(
     ):
         for number, _ in enumerate(iterations(session)):
             if number == 0:
-                session.keep_dir()
                 on_first_update()
         session.finish()
         # A stop may come during the last evaluation, for which only the leader waits. `is_stopping` waits for all
@@ -164,7 +163,6 @@ class Session:
     log: SessionLog
     evaluator: Evaluator | None  # None where there are no evaluations
     checkpoints: Checkpoints | None  # None in a process that is not the leader
-    keep_dir: Callable[[], None]  # a new directory stays from now on; before the first update, an error removes it
     stop_requested: Callable[[], bool]
     ends_early: Callable[[], bool]
     finished_games: list[FinishedGame] = field(default_factory=list, init=False)  # since the last checkpoint
@@ -328,7 +326,8 @@ def open_session(
     options = resolved_options(config)
     seed = config.seed + session_number
     with contextlib.ExitStack() as exits:
-        keep_dir = exits.enter_context(claim_session_dir(session_dir, resume)) if leads else lambda: None
+        if leads:
+            exits.enter_context(claim_session_dir(session_dir, resume))
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         say = outputs.message
         say("starting the games and the network")
@@ -360,7 +359,6 @@ def open_session(
                 acting = resumed.to_devices("acting", params)
             if "evaluation" in resumed.items:
                 evaluated = resumed.to_devices("evaluation", params)
-            checkpoints.set_damaged_aside(resumed.damaged)
         learner = Learner(
             placement,
             network,
@@ -419,7 +417,6 @@ def open_session(
             log=log,
             evaluator=evaluator,
             checkpoints=checkpoints if leads else None,
-            keep_dir=keep_dir,
             stop_requested=stop_requested,
             ends_early=ends_early,
         )

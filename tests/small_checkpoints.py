@@ -29,8 +29,12 @@ def save_two(session_dir):
     return session_dir
 
 
-def newest(session_dir):
-    return Checkpoints(session_dir).restore_newest(lambda meta: small_arrays(0))
+def newest(session_dir, actions=6):
+    """The newest sound checkpoint: its env steps, its arrays, and the newer checkpoints, which are damaged."""
+    checkpoints = Checkpoints(session_dir)
+    target = small_arrays(0, actions)
+    (env_steps, arrays), damaged = checkpoints.newest_sound(lambda step: (step, checkpoints.restore(step, target)))
+    return env_steps, arrays, damaged
 
 
 def assert_same(a, b):

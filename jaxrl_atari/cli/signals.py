@@ -9,13 +9,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from jaxrl_atari.output import is_terminal
+from jaxrl_atari.output import CLEAR_LINE, is_terminal
 
 INTERRUPTED = 130
 """Exit status after any signal that asks for a stop: 128 + SIGINT, as in shells."""
-
-CLEAR_LINE = "\r\x1b[K"
-"""Erases the live line of a terminal."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that interrupt a command or, within a `StopRequest`, ask a session to stop."""

@@ -76,7 +76,7 @@ def restore_games(pool: EnvPool, start: EnvStep, games: GamesInProgress) -> Repl
     newest = deque(maxlen=PAST + 1)
     steps = play_again(pool, start, games.anchor_seed, actions)
     title = "playing the games of the checkpoint again"
-    for replayed in tracked(steps, title, total=since.max() + 1, transient=True):
+    for replayed in tracked(steps, title, since.max() + 1):
         episodes.count(replayed.step)
         newest.append(replayed.step)
     step = newest.pop()

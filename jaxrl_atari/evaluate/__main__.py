@@ -34,7 +34,6 @@ from jaxrl_atari.runs.files import unused, write_json
 from jaxrl_atari.runs.layout import (
     EVALUATION_SUMMARY_FILE,
     REPORT_FILE,
-    evaluation_file,
     game_file,
     session_dirs,
     video_file,
@@ -132,7 +131,7 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> SessionEvaluation:
         "lengths": [game.length for game in result.games],
         "truncated": [game.truncated for game in result.games],
     }
-    path = unused(evaluation_file(session_dir, policy.env_steps))
+    path = unused(session_dir / f"evaluation_{policy.env_steps}.json")
     write_json(path, evaluation)
     say(f"written: {path}")
     if options.video:

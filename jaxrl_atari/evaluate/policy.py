@@ -17,7 +17,7 @@ from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent, make_network
 from jaxrl_atari.runs.arrays import by_path
-from jaxrl_atari.runs.checkpoints import PARAMETERS, Checkpoints
+from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
 
@@ -172,23 +172,24 @@ def load_policy(
         )
     device = device or pick_device("auto")
 
-    def restore_target(meta: dict[str, Any]) -> Any:
-        """The shapes of the parameters and the device that they go to."""
+    def load(env_steps: int) -> tuple[int, dict[str, Any], Any]:
+        """The env steps, the meta and the parameters of a checkpoint."""
+        meta = checkpoints.read_meta(env_steps)
         network = make_network(config_from_dict(meta["config"]).network, meta["num_actions"])
         params = jax.eval_shape(lambda: network.init(new_key(0)))
         sharding = jax.sharding.SingleDeviceSharding(device)
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), params)
-        return {"train_state": {"params": shapes}}
+        arrays = checkpoints.restore(env_steps, {"train_state": {"params": shapes}})
+        return env_steps, meta, arrays["train_state"]["params"]
 
     if checkpoint == "latest":
-        env_steps, arrays, meta, damaged = checkpoints.restore_newest(restore_target, part=PARAMETERS)
+        (env_steps, meta, params), damaged = checkpoints.newest_sound(load)
         for error in damaged.values():
             _log.warning("%s; the checkpoint at env step %s is used", error, env_steps)
     else:
-        env_steps = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
-        assert env_steps is not None  # there is a checkpoint, and so a best one
-        meta = checkpoints.read_meta(env_steps)
-        arrays = checkpoints.restore(env_steps, restore_target(meta), part=PARAMETERS)
+        wanted = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
+        assert wanted is not None  # there is a checkpoint, and so a best one
+        env_steps, meta, params = load(wanted)
     config = config_from_dict(meta["config"])
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0)
@@ -198,7 +199,7 @@ def load_policy(
     return Policy(
         config=dataclasses.replace(config, env=env),
         network=make_network(config.network, meta["num_actions"], device_class(device)),
-        params=arrays["train_state"]["params"],
+        params=params,
         device=device,
         session_dir=session_dir,
         env_steps=env_steps,

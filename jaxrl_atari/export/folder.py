@@ -21,7 +21,7 @@ from jaxrl_atari.report.evaluations import evaluations
 from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import interval_text
-from jaxrl_atari.runs.files import filled_folder, write_file
+from jaxrl_atari.runs.files import write_file
 
 TOLERANCE = 1e-4
 """Largest difference between outputs, absolute plus relative. The programs sum float32 in different orders."""
@@ -51,9 +51,9 @@ def export_policy(policy: Policy, run: Run, directory: Path) -> None:
         files["play.py"] = Path(__file__).with_name("play.py").read_bytes()
         compare_programs(config.name, program, files["policy.onnx"], memory_shapes)
     files["README.md"] = readme(policy, about, run, memory_shapes).encode()
-    with filled_folder(directory) as folder:
-        for file, content in files.items():
-            write_file(folder / file, content)
+    directory.mkdir(parents=True, exist_ok=True)
+    for file, content in files.items():
+        write_file(directory / file, content)
 
 
 def compare_programs(network: str, program: bytes, model: bytes, memory_shapes: Sequence[tuple[int, ...]]) -> None:

@@ -34,7 +34,7 @@ from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.hub.files import fill_repository
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.files import filled_folder, require_new_folder
+from jaxrl_atari.runs.files import require_new_folder
 from jaxrl_atari.runs.layout import command_line
 
 CHECKPOINT_FILES = "session_*/checkpoints/*/*"
@@ -144,9 +144,12 @@ def pull(options: PullOptions) -> None:
         names = [file.rfilename for file in api.model_info(repo_id).siblings]
         if not fnmatch.filter(names, CHECKPOINT_FILES):
             raise UserError(f"{repo_id}: not a run of jaxrl_atari (it has no {CHECKPOINT_FILES}); check the name")
-        with filled_folder(directory) as folder:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".partial_", dir=directory.parent) as hidden:
+            folder = Path(hidden, directory.name)
             api.snapshot_download(repo_id, local_dir=folder)
             shutil.rmtree(folder / ".cache", ignore_errors=True)  # notes of huggingface_hub
+            folder.rename(directory)
     say(f"pulled: {directory}\nnext: {command_line('evaluate', directory)}")
 
 

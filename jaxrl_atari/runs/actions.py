@@ -92,15 +92,10 @@ def read_actions(session_dir: Path) -> ActionLog:
     ends: list[int] = []
     reached = 0
     for first, last, path in segments(session_dir):
-        if first > reached:
+        if first != reached:
             raise VerificationFailed(
-                f"{path}: the segment with steps {reached} to {first} before it is missing: it was removed, or"
-                " `log.actions` was off when these were trained"
-            )
-        if first < reached:
-            raise VerificationFailed(
-                f"{path}: begins at step {first}, and the segment before it ends at step {reached};"
-                " move away the one that is not of this session"
+                f"{path}: begins at step {first}, and the segments before it end at step {reached}: one was"
+                " removed, or is not of this session, or `log.actions` was off for a while"
             )
         part = _read_segment(path, first, last)
         length = int(part["rollout_length"])

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def to_host(arrays: Any) -> Any:
     return jax.tree.map(np.array, jax.device_get(plain))
 
 
-def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
+def read_arrays(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Reads arrays of a saved tree: path -> array.
 
     The arrays are read one after another. Otherwise a single unreadable array makes orbax close its event loop and
@@ -41,32 +42,22 @@ def read_arrays(directory: Path, tree: Any, part: str) -> dict[str, np.ndarray]:
 
     Args:
         directory: of the item in the checkpoint.
-        tree: has the leaves that are wanted.
-        part: beginning of the paths of the leaves that are read.
+        names: paths of the arrays.
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
-    # The saved structure, and not the structure of `tree`: empty parts of a state may come and go.
-    skeleton = jax.tree.map(lambda _: ocp.PLACEHOLDER, handler.metadata(saved).tree)
-    names = list(by_path(skeleton))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(handler.metadata(saved).tree)
     values: dict[str, np.ndarray] = {}
-    for name in by_path(tree):
-        if name.startswith(part):
-            wanted = [0 if each == name else ocp.PLACEHOLDER for each in names]
-            item = jax.tree.structure(skeleton).unflatten(wanted)
-            values[name] = by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(item)))[name]
+    for name in names:
+        wanted = structure.unflatten([0 if name_of(path) == name else ocp.PLACEHOLDER for path, _ in leaves])
+        values[name] = by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(wanted)))[name]
     return values
 
 
 def to_devices(values: dict[str, np.ndarray], target: Any) -> Any:
-    """The tree `target` with the arrays of `values`, by their paths, on its devices; its other leaves stay.
-
-    The data of a key become a key again.
-    """
+    """The tree `target` with the arrays of `values`, by their paths, on its devices. Key data become a key."""
 
     def placed(path: Any, leaf: Any) -> Any:
-        if name_of(path) not in values:
-            return leaf
         array = jax.device_put(values[name_of(path)], leaf.sharding)
         return key_of_data(array) if _is_key(leaf) else array
 

@@ -7,7 +7,7 @@ SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and sha
 SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further items, if there are any
 SESSION_DIR/checkpoints/damaged_<env_steps>  a damaged checkpoint that a resumed session has set aside
 
-A published checkpoint (`save_parameters`) holds only the parameters: it can be played, but not resumed.
+A published checkpoint (`hub/files.py`) holds only the parameters: it can be played, but not resumed.
 
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
 listed is complete, whenever the process is killed. Orbax does not notice flipped bits, and most of them would
@@ -30,7 +30,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxrl_atari import __version__
-from jaxrl_atari.errors import ParametersOnly, UserError, reason
+from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.runs.arrays import (
     array_digests,
@@ -49,27 +49,12 @@ _T = TypeVar("_T")
 
 FORMAT_VERSION = 3
 """Version of the form of checkpoints, which their meta has. Checkpoints of other versions are refused."""
-PARAMETERS = "train_state/params/"
-"""Beginning of the paths of a network's parameters among the arrays of a checkpoint."""
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # orbax logs internals there, and errors that it also raises
 
 
 class DamagedCheckpoint(UserError):
     """A checkpoint whose files are incomplete or broken, or that differs from its digests."""
-
-
-Damaged = dict[int, DamagedCheckpoint]
-"""Checkpoints that were passed over: env steps -> error."""
-
-
-class RestoredCheckpoint(NamedTuple):
-    """A checkpoint that was restored to devices."""
-
-    env_steps: int
-    arrays: Any  # the item `arrays`
-    meta: dict[str, Any]
-    damaged: Damaged  # newer checkpoints
 
 
 class ResumedCheckpoint(NamedTuple):
@@ -79,7 +64,6 @@ class ResumedCheckpoint(NamedTuple):
     env_steps: int
     items: dict[str, dict[str, np.ndarray]]  # `arrays`, `games`, ... -> path -> array
     meta: dict[str, Any]
-    damaged: Damaged  # newer checkpoints
 
     def to_devices(self, item: str, target: Any) -> Any:
         """An item on the devices of `target`. Raises `UserError` as `Checkpoints.restore` for another network."""
@@ -146,29 +130,26 @@ class Checkpoints:
             )
         return meta
 
-    def restore(self, env_steps: int, target: Any = None, item: str = "arrays", part: str = "") -> Any:
-        """Restores the arrays of an item to the devices of `target`, whatever devices they were saved from.
+    def restore(self, env_steps: int, target: Any = None, item: str = "arrays") -> Any:
+        """Restores arrays of an item to the devices of `target`, whatever devices they were saved from.
 
         Args:
-            target: the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with shardings. None:
-                returns a flat dict, path -> NumPy array.
+            target: a part of the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with
+                shardings. None: returns all arrays in a flat dict, path -> NumPy array.
             item: name of the item in the checkpoint.
-            part: beginning of the paths of the arrays that are restored; `target` gives all other leaves.
 
         Raises:
             DamagedCheckpoint: the arrays cannot be read, or differ from their digests.
-            ParametersOnly: the checkpoint is a published one, and `part` asks for more than its parameters.
             UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
         """
         path = checkpoint_path(self.session_dir, env_steps)
-        meta = self.read_meta(env_steps)
-        saved = item_meta(meta, item)
-        if meta.get("parameters_only") and part != PARAMETERS:
-            raise ParametersOnly(path)
-        require_shapes(path, saved["shapes"], target, part)
+        saved = item_meta(self.read_meta(env_steps), item)
+        names = saved["shapes"]
+        if target is not None:
+            require_shapes(path, saved["shapes"], target)
+            names = array_shapes(target)
         try:
-            structure = dict.fromkeys(saved["shapes"], 0) if target is None else target
-            values = read_arrays(path / item, structure, part)
+            values = read_arrays(path / item, names)
         except Exception as error:  # orbax can raise any type for a damaged file
             raise DamagedCheckpoint(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
         for name, present in array_digests(values).items():
@@ -181,34 +162,19 @@ class Checkpoints:
         for item in ["arrays", *self.read_meta(env_steps)["items"]]:
             self.restore(env_steps, item=item)
 
-    def restore_newest(self, target: Callable[[dict[str, Any]], Any], part: str = "") -> RestoredCheckpoint:
-        """Restores the newest checkpoint that is sound.
+    def newest_sound(self, read: Callable[[int], _T]) -> tuple[_T, dict[int, DamagedCheckpoint]]:
+        """Reads the newest checkpoint that is sound.
 
         Args:
-            target: meta -> `target` of `restore`.
-            part: part of the arrays, as in `restore`.
+            read: env steps -> what is read of the checkpoint there.
 
-        Raises:
-            UserError: as `restore`; there is no checkpoint, or every one is damaged.
-        """
-
-        def restore(env_steps: int) -> RestoredCheckpoint:
-            meta = self.read_meta(env_steps)
-            return RestoredCheckpoint(env_steps, self.restore(env_steps, target(meta), part=part), meta, {})
-
-        restored, damaged = self._newest_sound(restore)
-        return restored._replace(damaged=damaged)
-
-    def _newest_sound(self, read: Callable[[int], _T]) -> tuple[_T, Damaged]:
-        """What `read` returns for the newest checkpoint for which it raises no `DamagedCheckpoint`.
-
-        Args:
-            read: env steps -> what is returned, with the newer checkpoints, which are damaged.
+        Returns:
+            What `read` returned, and the newer checkpoints, which are damaged: env steps -> error.
 
         Raises:
             UserError: as `read`; there is no checkpoint, or every one is damaged.
         """
-        damaged: Damaged = {}
+        damaged: dict[int, DamagedCheckpoint] = {}
         for env_steps in reversed(self.env_steps()):
             try:
                 return read(env_steps), damaged
@@ -218,19 +184,20 @@ class Checkpoints:
         raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
 
     def resume(self) -> ResumedCheckpoint | None:
-        """Reads the newest sound checkpoint, if there is one.
+        """Reads the newest sound checkpoint, if there is one, and renames newer ones, which are damaged.
 
         With several processes, each reads the checkpoint that the leader chose.
 
         Raises:
-            UserError: every checkpoint is damaged, holds the parameters alone, or has another format version.
+            UserError: every checkpoint is damaged, or has another format version.
         """
         resumed = None
         problem = ""
         if is_leader() and self.env_steps():
             try:
-                newest, damaged = self._newest_sound(self._read)
-                resumed = newest._replace(damaged=damaged)
+                resumed, damaged = self.newest_sound(self._read)
+                for env_steps, error in damaged.items():
+                    self._say(f"{error}; it is now {self.set_aside(env_steps)}")
             except UserError as error:
                 problem = str(error)
         if problem := agree(problem):
@@ -245,12 +212,7 @@ class Checkpoints:
         meta = self.read_meta(env_steps)
         names = ["arrays", *meta["items"]] if is_leader() else ["arrays"]
         items = {name: self.restore(env_steps, item=name) for name in names}
-        return ResumedCheckpoint(checkpoint_path(self.session_dir, env_steps), env_steps, items, meta, {})
-
-    def set_damaged_aside(self, damaged: Damaged) -> None:
-        """Renames damaged checkpoints, and says so."""
-        for env_steps, error in damaged.items():
-            self._say(f"{error}; it is now {self.set_aside(env_steps)}")
+        return ResumedCheckpoint(checkpoint_path(self.session_dir, env_steps), env_steps, items, meta)
 
     # --- Writing ---
 
@@ -318,37 +280,14 @@ class Checkpoints:
             self._say(str(error))
             return
         for env_steps in set(self.env_steps()) - kept:
-            try:
-                # What a killed process leaves of it must not look like a checkpoint.
-                removed = checkpoint_path(self.session_dir, env_steps).rename(
-                    self.directory / f"removed_{env_steps}"
-                )
-                shutil.rmtree(removed)
-            except OSError as error:
-                self._say(
-                    f"{self.directory}: the old checkpoint {env_steps} cannot be removed ({error.strerror}) and is"
-                    " left there"
-                )
+            # What a killed process leaves of it must not look like a checkpoint.
+            removed = self.directory / f"removed_{env_steps}"
+            shutil.rmtree(checkpoint_path(self.session_dir, env_steps).rename(removed), ignore_errors=True)
 
     def set_aside(self, env_steps: int) -> Path:
         """Renames a damaged checkpoint to `damaged_<env_steps>` and returns its new path."""
         path = checkpoint_path(self.session_dir, env_steps)
         return path.rename(unused(self.directory / f"damaged_{env_steps}"))
-
-
-def save_parameters(checkpoints: Checkpoints, params: Any, meta: dict[str, Any]) -> None:
-    """Writes a published checkpoint, with only the parameters: 7 MB instead of 20 for `nature`.
-
-    Args:
-        checkpoints: where it is written.
-        params: parameters of a checkpoint.
-        meta: meta of the same checkpoint.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    arrays = {"train_state": {"params": params}}
-    checkpoints.save(meta["env_steps"], {"arrays": arrays}, meta | {"parameters_only": True}, meta["score"])
 
 
 def _write(path: Path, items: dict[str, Any], meta: dict[str, Any]) -> None:
@@ -380,16 +319,15 @@ def item_meta(meta: dict[str, Any], item: str) -> dict[str, Any]:
     return meta if item == "arrays" else meta["items"][item]
 
 
-def require_shapes(path: Path, saved: dict[str, str], target: Any, part: str = "") -> None:
+def require_shapes(path: Path, saved: dict[str, str], target: Any) -> None:
     """Raises `UserError` unless an item of a checkpoint has the arrays of `target`.
 
     Args:
         path: of the checkpoint.
         saved: the shapes of the item, as `array_shapes` returned them.
-        part: beginning of the paths of the arrays that are compared.
     """
     for name, shape in array_shapes(target).items():
-        if name.startswith(part) and saved.get(name) != shape:
+        if saved.get(name) != shape:
             raise UserError(
                 f"{path}: holds another network or optimiser: {name} is {saved.get(name)}, expected {shape};"
                 " use the game, network and optimiser settings that it was saved with"

@@ -4,7 +4,6 @@ The files suite.json, sweep.json and search.json describe a suite, a sweep and a
 """
 
 import itertools
-import os
 import platform
 import subprocess
 import time
@@ -135,9 +134,9 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     """The content of config.json: config, seed, protocol, and the software and machine of the run.
 
     Args:
-        directory: directory of the run. If it has `file` already, the run is being resumed: the software and
-            machine in it stay, and `resumed` gets an entry with the present ones and the fields that the resume
-            changes: name -> [before, after]. None: as for a new run.
+        directory: directory of the run. If it has `file` already, the software and machine in it stay. If the
+            config, the software or the machine is another than at the start before, `resumed` gets an entry with
+            the present ones and the fields that differ: name -> [before, after]. None: as for a new run.
         file: name of the file with the description, such as suite.json in a suite.
     """
     today = software_and_machine(config.devices)
@@ -153,23 +152,14 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
     if directory is None or not (directory / file).is_file():
         return described
     before = read_json(directory / file)
+    first = {name: before.get(name) for name in today}
     changed = changed_fields(before["config"], described["config"])
+    *_, newest = [first, *resumes(before)]
+    if not changed and all(newest.get(name) == today[name] for name in today):
+        return before
     date = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     entry = {"date": date, **today, "changed": changed}
-    kept = {name: before.get(name) for name in today}
-    return described | kept | {"resumed": [*resumes(before), entry]}
-
-
-def describe_here(described: dict[str, Any], devices: DevicesConfig) -> dict[str, Any]:
-    """Adapts a description that was made on another machine to this machine, on which a session trains.
-
-    If the sessions of a run train on several machines, config.json describes the machine whose session began last.
-    """
-    here = software_and_machine(devices)
-    if "resumed" not in described:
-        return described | here
-    *earlier, entry = described["resumed"]  # the software and machine of the first start stay
-    return described | {"resumed": [*earlier, entry | here]}
+    return described | first | {"resumed": [*resumes(before), entry]}
 
 
 def software_and_machine(devices: DevicesConfig) -> dict[str, Any]:
@@ -260,11 +250,9 @@ def _git_revision() -> str | None:
     A package that is installed inside some other repository, as in a virtual environment there, has none.
     """
     root = Path(__file__).resolve().parents[2]
-    # Git sets variables in its hooks, which name the repository of the hook.
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     command = ["git", f"--git-dir={root}/.git", "describe", "--always", "--abbrev=12", "--exclude=*", "--dirty=+"]
     try:
-        described = subprocess.run(command, cwd=root, env=variables, capture_output=True, text=True, check=False)
+        described = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     except OSError:  # Git is not installed
         return None
     return described.stdout.strip() or None

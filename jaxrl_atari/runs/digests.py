@@ -6,7 +6,6 @@ A line stays when its checkpoint is removed.
 """
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,19 +41,7 @@ def read_digests(session_dir: Path) -> list[WrittenCheckpoint]:
 
 
 def add_digests(session_dir: Path, written: WrittenCheckpoint) -> None:
-    """Adds a checkpoint to digests.jsonl, in place of one with the same env steps."""
-    kept = [each for each in read_digests(session_dir) if each.env_steps != written.env_steps]
-    _write(session_dir, [*kept, written])
-
-
-def cut_digests(session_dir: Path, env_steps: int) -> None:
-    """Removes the digests of checkpoints beyond the one from which a session resumes, at `env_steps`."""
-    written = read_digests(session_dir)
-    kept = [each for each in written if each.env_steps <= env_steps]
-    if len(kept) < len(written):
-        _write(session_dir, kept)
-
-
-def _write(session_dir: Path, written: Sequence[WrittenCheckpoint]) -> None:
-    lines = [json.dumps(each._asdict(), sort_keys=True) + "\n" for each in written]
+    """Adds a checkpoint to digests.jsonl, in place of those at its env steps or later ones, before a resume."""
+    kept = [each for each in read_digests(session_dir) if each.env_steps < written.env_steps]
+    lines = [json.dumps(each._asdict(), sort_keys=True) + "\n" for each in [*kept, written]]
     write_file(session_dir / DIGESTS_FILE, "".join(lines))

@@ -6,7 +6,6 @@ import itertools
 import json
 import os
 import secrets
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,19 +37,6 @@ def write_file(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically. Raises `ValueError` for NaN and infinities, which JSON does not have."""
     write_file(path, json.dumps(values, indent=2, allow_nan=False) + "\n")
-
-
-def try_write_json(path: Path, values: Mapping[str, Any]) -> str:
-    """Writes a JSON file atomically. An error is returned, not raised.
-
-    Returns:
-        The problem, such as `PATH: Read-only file system`; empty if the file was written.
-    """
-    try:
-        write_json(path, values)
-    except OSError as error:
-        return f"{path}: {error.strerror}"
-    return ""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -109,28 +95,6 @@ def require_new_folder(path: Path, option: str = "") -> None:
     """
     if path.is_file() or any(path.glob("*")):
         raise UserError(f"{option} {path}".lstrip() + ": exists already; choose another folder, or remove it")
-
-
-@contextlib.contextmanager
-def filled_folder(path: Path) -> Iterator[Path]:
-    """Yields an empty folder, whose content lies in `path` after the block. An error leaves nothing of it behind.
-
-    Args:
-        path: does not exist, or is an empty folder (`require_new_folder`), which is kept: it may be the working
-            directory, a mount point or a link to a folder, which a rename cannot replace.
-    """
-    exists = path.is_dir()
-    if not exists:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".partial_", dir=path if exists else path.parent) as hidden:
-        folder = Path(hidden, "content")
-        folder.mkdir()
-        yield folder
-        if exists:
-            for child in list(folder.iterdir()):
-                child.rename(path / child.name)
-        else:
-            folder.rename(path)
 
 
 @contextlib.contextmanager

@@ -71,10 +71,6 @@ STOPPED_FILE = "stopped.json"
 """What ended a session before its budget was spent, other than a stop request: `stop` of `run_training`."""
 VERIFIED_FILE = "verified.json"
 
-SESSION_FILES = (CHECKPOINTS_FOLDER, METRICS_FILE, EVALUATIONS_FILE, ACTIONS_FOLDER)
-"""Files and folders that show that a session has trained."""
-
-
 KINDS = {CONFIG_FILE: "run", SUITE_FILE: "suite", SWEEP_FILE: "sweep", SEARCH_FILE: "search"}
 """File that describes what a directory holds -> what that is."""
 
@@ -111,8 +107,17 @@ def session_path(run_dir: Path, number: int) -> Path:
 
 def session_dirs(run_dir: Path) -> list[Path]:
     """The directories `session_<i>` of a run, ordered by i."""
-    folders = (path for path in run_dir.glob("session_*/") if path.name.removeprefix("session_").isdecimal())
-    return sorted(folders, key=session_number)
+    return _numbered(run_dir, "session_")
+
+
+def trial_dirs(search_dir: Path) -> list[Path]:
+    """The directories `trial_<i>` of a search, ordered by i."""
+    return _numbered(search_dir, "trial_")
+
+
+def _numbered(directory: Path, start: str) -> list[Path]:
+    numbers = [path.name.removeprefix(start) for path in directory.glob(f"{start}*/")]
+    return [directory / f"{start}{number}" for number in sorted(filter(str.isdecimal, numbers), key=int)]
 
 
 def session_number(session_dir: Path) -> int:
@@ -125,20 +130,15 @@ def trial_dir(search_dir: Path, number: int) -> Path:
     return search_dir / f"trial_{number}"
 
 
-def trial_dirs(search_dir: Path) -> list[Path]:
-    """The directories `trial_<i>` of a search, ordered by i."""
-    folders = (path for path in search_dir.glob("trial_*/") if path.name.removeprefix("trial_").isdecimal())
-    return sorted(folders, key=trial_number)
-
-
 def trial_number(trial_dir: Path) -> int:
     """The number i of a directory `trial_<i>`."""
     return int(trial_dir.name.removeprefix("trial_"))
 
 
 def session_files(session_dir: Path) -> list[str]:
-    """The names in `SESSION_FILES` that a session's directory has; none if the session has not trained."""
-    return [name for name in SESSION_FILES if (session_dir / name).exists()]
+    """The files and folders of a session that show that it has trained; none if it has not."""
+    names = (CHECKPOINTS_FOLDER, METRICS_FILE, EVALUATIONS_FILE, ACTIONS_FOLDER)
+    return [name for name in names if (session_dir / name).exists()]
 
 
 def checkpoint_env_steps(session_dir: Path) -> list[int]:
@@ -161,11 +161,6 @@ def meta_file(session_dir: Path, env_steps: int) -> Path:
     return checkpoint_path(session_dir, env_steps) / "meta" / "metadata"
 
 
-def evaluation_file(session_dir: Path, env_steps: int) -> Path:
-    """The file of the first evaluation of a checkpoint. Later ones are evaluation_<env_steps>_2.json and so on."""
-    return session_dir / f"evaluation_{env_steps}.json"
-
-
 def video_file(evaluation: Path) -> Path:
     """The video of a game that belongs to an evaluation: video_<env_steps>.mp4 beside its file."""
     return evaluation.with_name(f"{evaluation.stem.replace('evaluation', 'video')}.mp4")
@@ -177,12 +172,11 @@ def game_file(video: Path) -> Path:
 
 
 def has_session(directory: Path) -> bool:
-    """Whether the directory of a run, suite or search holds a session; not if every session was refused.
+    """Whether a session of a run, suite or search has trained; not if every session was refused.
 
-    A session that is refused removes its new directory. A session or trial that a bug has ended may have left its
-    output there.
+    A session or trial that a bug has ended may have left its output there.
     """
-    return any(directory.rglob("session_*/")) or any(directory.rglob(OUTPUT_FILE))
+    return any(map(session_files, directory.rglob("session_*/"))) or any(directory.rglob(OUTPUT_FILE))
 
 
 def command_line(command: str, *words: str | Path) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.runs.actions import cut_segments
-from jaxrl_atari.runs.digests import cut_digests, read_digests
+from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import (
     ACTIONS_FOLDER,
@@ -41,38 +41,30 @@ def open_logs(
         was_evaluating: whether an evaluation was running at the checkpoint. It is played again and writes its row.
 
     Raises:
-        UserError: Weights & Biases is selected and refuses the session, or digests.jsonl is damaged. No log
-            has been changed.
+        UserError: Weights & Biases is selected and refuses the session, or a log is damaged. No log has been
+            changed.
     """
-    if not starts_anew:
-        read_digests(session_dir)
     run_id = ""
     if config.log.wandb:
         id_file = session_dir / WANDB_FILE
         run_id = id_file.read_text() if id_file.is_file() and not starts_anew else secrets.token_hex(4)
         outputs.add(WandbWriter(config, session_dir, run_id))
-
-    # Nothing can be refused any more: only now are files changed.
     if starts_anew:
         _set_aside_logs(session_dir, outputs.message)
-    if run_id:
-        write_file(session_dir / WANDB_FILE, run_id)
-    cut_segments(session_dir, progress.steps_per_env)
-    cut_digests(session_dir, progress.env_steps)
-    (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
+    read_digests(session_dir)  # the session adds to them when it has trained
     evaluations_until = progress.evaluated_env_steps
     if was_evaluating:
         evaluations_until -= 1  # the row of that evaluation may have been written after the checkpoint
     outputs.add(
-        CsvWriter(
-            session_dir,
-            outputs.message,
-            metrics_until=progress.logged_env_steps,
-            evaluations_until=evaluations_until,
-        )
+        CsvWriter(session_dir, metrics_until=progress.logged_env_steps, evaluations_until=evaluations_until)
     )
+    # Nothing can be refused any more.
     if config.log.tensorboard:
         outputs.add(TensorBoardWriter(config, session_dir))  # it reads the tables, which have been cut
+    if run_id:
+        write_file(session_dir / WANDB_FILE, run_id)
+    cut_segments(session_dir, progress.steps_per_env)
+    (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
 
 
 def _set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:

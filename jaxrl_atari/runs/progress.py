@@ -53,14 +53,23 @@ class EpisodeStatistics:
 
     Args:
         window: env steps of the window, as of `return_ma_window`.
+        episodes, returns, lengths, points: what `state` returned; for a new session, those of no game.
     """
 
-    def __init__(self, window: int = RETURN_MA_ENV_STEPS) -> None:
+    def __init__(
+        self,
+        window: int = RETURN_MA_ENV_STEPS,
+        *,
+        episodes: int = 0,
+        returns: Iterable[float] = (),
+        lengths: Iterable[float] = (),
+        points: Iterable[tuple[int, float]] = (),
+    ):
         self.window = window
-        self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=100)  # returns of the last 100 finished games
-        self.lengths: deque[float] = deque(maxlen=100)
-        self.points: deque[tuple[int, float]] = deque()  # env steps and return_mean, for the largest window
+        self.episodes = episodes
+        self.returns = deque(returns, maxlen=100)  # returns of the last 100 finished games
+        self.lengths = deque(lengths, maxlen=100)
+        self.points = deque(points)  # env steps and return_mean, for the largest window
 
     def count(self, games: Iterable[FinishedGame], env_steps: int) -> None:
         """Counts an update: the games that ended in its rollout, and the env steps so far."""
@@ -111,13 +120,6 @@ class EpisodeStatistics:
             "points": list(self.points),
         }
 
-    def load(self, values: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
-        self.episodes = values["episodes"]
-        self.returns.extend(values["returns"])
-        self.lengths.extend(values["lengths"])
-        self.points.extend((steps, mean) for steps, mean in values["points"])
-
 
 class Progress:
     """How far a session has come.
@@ -135,9 +137,7 @@ class Progress:
         self.logged_env_steps: int = meta.get("logged_env_steps", 0)  # of the newest log point
         self.evaluated_env_steps: int = meta.get("evaluated_env_steps", 0)  # when the newest evaluation started
         self.earlier_seconds: float = meta.get("wall_seconds", 0.0)  # of training, before this start
-        self.statistics = EpisodeStatistics(window)
-        if meta:
-            self.statistics.load(meta["statistics"])
+        self.statistics = EpisodeStatistics(window, **meta.get("statistics", {}))
 
     def count(self, env_steps: int, games: Iterable[FinishedGame], steps_per_env: int) -> None:
         """Counts a rollout and its update.

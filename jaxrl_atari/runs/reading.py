@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_atari.config import Config, config_from_dict
-from jaxrl_atari.errors import DamagedMetrics, MetricsError, NoLogPoint, UserError
+from jaxrl_atari.config import Config
+from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError
 from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 from jaxrl_atari.runs.files import read_json, read_result
 from jaxrl_atari.runs.layout import (
@@ -23,7 +23,7 @@ from jaxrl_atari.runs.layout import (
     session_number,
 )
 from jaxrl_atari.runs.progress import evaluation_due
-from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
+from jaxrl_atari.runs.tables import cell_number, read_table
 
 _log = logging.getLogger(__name__)
 
@@ -37,35 +37,28 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells are NaN.
 
     Raises:
-        DamagedMetrics: the file cannot be read, or lacks the rows that it had at the latest checkpoint.
+        MetricsError: the file cannot be read, or lacks the rows that it had at the latest checkpoint.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
-    table = _read_table(path)
-    if not table.rows:
+    rows = read_table(path)
+    if not rows:
         if logged := logged_env_steps(session_dir):
-            raise DamagedMetrics(
+            raise MetricsError(
                 f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
             )
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
-    return {name: np.array([cell_number(row[name]) for row in table.rows]) for name in table.columns}
+    return {name: np.array([cell_number(row[name]) for row in rows]) for name in rows[0]}
 
 
 def read_evaluations(session_dir: Path) -> Table:
     """Reads a session's evaluations.csv: column of `EVALUATION_COLUMNS` -> float64 `[N]`.
 
     Raises:
-        DamagedMetrics: the file cannot be read.
+        MetricsError: the file cannot be read.
     """
-    rows = _read_table(session_dir / EVALUATIONS_FILE).rows
-    return {name: np.array([cell_number(row.get(name)) for row in rows]) for name in EVALUATION_COLUMNS}
-
-
-def _read_table(path: Path) -> TableFile:
-    table = read_table(path)
-    if table.problem:
-        raise DamagedMetrics(f"{path}: {table.problem}; restore it from a copy")
-    return table
+    rows = read_table(session_dir / EVALUATIONS_FILE)
+    return {name: np.array([cell_number(row.get(name, "")) for row in rows]) for name in EVALUATION_COLUMNS}
 
 
 def latest_meta(session_dir: Path) -> dict[str, Any]:
@@ -95,20 +88,15 @@ def is_finished(config: Config, session_dir: Path) -> bool:
         return False
     if latest == 0:  # it ended before its first update
         return True
-    meta = latest_meta(session_dir)
-    try:
-        before = config_from_dict(meta["config"])
-        evaluated = meta["evaluated_env_steps"]
-    except (KeyError, UserError):
+    evaluated = latest_meta(session_dir).get("evaluated_env_steps")
+    if evaluated is None:
         return False
-    rows = {row["env_steps"] for row in read_table(session_dir / EVALUATIONS_FILE).rows}
+    rows = {row["env_steps"] for row in read_table(session_dir / EVALUATIONS_FILE)}
     was_running = (checkpoint_path(session_dir, latest) / "evaluation").is_dir()
     if was_running and str(evaluated) not in rows:
         return False
-    # A stop may have left out the last evaluation. An interval that is new makes none due afterwards.
-    had_interval = before.evaluation.every_env_steps == config.evaluation.every_env_steps
-    is_due = had_interval and evaluation_due(config, evaluated, latest)
-    return not is_due or str(latest) in rows
+    # A stop may have left out the last evaluation.
+    return not evaluation_due(config, evaluated, latest) or str(latest) in rows
 
 
 class EarlyEnd(NamedTuple):
@@ -148,7 +136,7 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
     Sessions without readable metrics are left out with a warning.
 
     Raises:
-        NoLogPoint, DamagedMetrics: no session has readable metrics.
+        NoLogPoint, MetricsError: no session has readable metrics.
     """
     tables = {}
     problems: list[MetricsError] = []

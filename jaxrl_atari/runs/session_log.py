@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.errors import InterfaceError, UserError
+from jaxrl_atari.errors import UserError, require_interface
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Writer
@@ -55,7 +55,7 @@ class SessionLog:
         self._monitor = monitor
         self._games_so_far = games_so_far
 
-        self._is_first_iteration = True  # its times do not count
+        self.is_first_iteration = True  # of this start; it may compile, and its times do not count
         self._start = time.monotonic()  # when this log was made; later, when the first iteration ended
 
         # Updates.
@@ -70,14 +70,9 @@ class SessionLog:
         self.row: dict[str, Any] = {}  # the newest of this start
         self._acting_seconds = np.zeros(2)  # since the last one: waiting for the emulators, the policy
 
-    @property
-    def is_first_iteration(self) -> bool:
-        """Whether the first iteration of this start has not ended. It may compile."""
-        return self._is_first_iteration
-
     def wall_seconds(self) -> float:
         """Seconds of training, those before a resume included, without the first iteration of each start."""
-        since_start = 0.0 if self._is_first_iteration else time.monotonic() - self._start
+        since_start = 0.0 if self.is_first_iteration else time.monotonic() - self._start
         return self._progress.earlier_seconds + since_start
 
     def state(self) -> dict[str, Any]:
@@ -86,7 +81,7 @@ class SessionLog:
 
     def phase(self, name: str) -> None:
         """Says which phase of the first iteration begins. It may compile, which takes seconds or minutes."""
-        if self._is_first_iteration:
+        if self.is_first_iteration:
             self._writer.message(f"{name} ...")
 
     def after_update(
@@ -101,14 +96,14 @@ class SessionLog:
         """
         self.read_newest()
         self._newest = metrics
-        if self._is_first_iteration:
+        if self.is_first_iteration:
             self._skips = "skipped_steps" in metrics()  # waits for the update
             now = time.monotonic()
             self._writer.message(
                 f"the first rollout and update took {now - self._start:.1f} s, compilation included"
             )
             self._start = now
-            self._is_first_iteration = False
+            self.is_first_iteration = False
         self._acting_seconds += acting
         self._writer.progress(self._progress.env_steps, self._news())
         if due(self._every_env_steps, self._progress.logged_env_steps, self._progress.env_steps):
@@ -149,15 +144,10 @@ class SessionLog:
     def require_finite(self, values: Mapping[str, float]) -> None:
         """Raises `NonFiniteError` if a value of the newest update is not finite."""
         if bad := ", ".join(f"{name} = {value}" for name, value in values.items() if not math.isfinite(value)):
-            kept = "and the last checkpoint is kept"
-            after = "goes on from there"
-            if not self._progress.saved_env_steps:
-                kept = "before the first checkpoint"
-                after = "starts again at 0"
-            raise NonFiniteError(
-                f"{bad}; training stopped at {self._progress.env_steps:,} env steps, {kept}:"
-                f" lower ppo.learning_rate or ppo.max_grad_norm and use --resume, which {after}"
-            )
+            advice = "lower ppo.learning_rate or ppo.max_grad_norm"
+            if self._progress.saved_env_steps:
+                advice += " and use --resume, which goes on from the last checkpoint"
+            raise NonFiniteError(f"{bad}; training stopped at {self._progress.env_steps:,} env steps: {advice}")
 
     def _write_row(self, learning_rate: float) -> None:
         """Writes a log point at the newest env step."""
@@ -174,20 +164,12 @@ class SessionLog:
             **self._games_in_progress(),
             "learning_rate": learning_rate,
         }
-        if taken := (counted.keys() | OPTIONAL_COLUMNS) & names.keys():
-            name = min(taken)
-            value = next(each[name] for each in self._unlogged if name in each)
-            raise InterfaceError(
-                f"metric {name}",
-                value,
-                "another name than those of the columns that log points have anyway",
-                "rename the metric",
-            )
-        self.row = {
-            **counted,
-            **{name: float(np.mean([each[name] for each in self._unlogged if name in each])) for name in names},
-            **self._monitor(),
-        }
+        means = {name: float(np.mean([each[name] for each in self._unlogged if name in each])) for name in names}
+        for name, mean in means.items():
+            is_new = name not in counted and name not in OPTIONAL_COLUMNS
+            expected = "another name than those of the columns that log points have anyway"
+            require_interface(is_new, f"metric {name}", mean, expected, "rename the metric")
+        self.row = {**counted, **means, **self._monitor()}
         if before:
             seconds = self.row["wall_seconds"] - before["wall_seconds"]
             self.row["sps"] = (progress.env_steps - before["env_steps"]) / seconds

@@ -1,6 +1,5 @@
 """Writers of TensorBoard's event files and of Weights & Biases runs."""
 
-import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.runs.columns import AXES, section_of
 from jaxrl_atari.runs.layout import EVALUATIONS_FILE, METRICS_FILE
-from jaxrl_atari.runs.tables import TableFile, cell_number, read_table
+from jaxrl_atari.runs.tables import cell_number, read_table
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 
 
@@ -43,34 +42,34 @@ class TensorBoardWriter(Writer):
         self._event = event_pb2.Event  # pyright: ignore[reportAttributeAccessIssue]
         self._events = EventsWriter(str(session_dir / "events"))
         options = "\n".join(f"| {name} | {value} |" for name, value in flat(config.to_dict()).items())
-        self._add(0, summary.text("config", f"| option | value |\n|---|---|\n{options}"))
-        for row in _numbers(read_table(session_dir / METRICS_FILE)):
-            self.write(row)
-        for row in _numbers(read_table(session_dir / EVALUATIONS_FILE)):
-            self.evaluation(row)
+        text = summary.text("config", f"| option | value |\n|---|---|\n{options}")
+        self._add(text, env_steps=0, time=time.time())
+        for row in read_table(session_dir / METRICS_FILE):
+            self.write(_numbers(row))
+        for row in read_table(session_dir / EVALUATIONS_FILE):
+            self.evaluation(_numbers(row))
 
-    def _add(self, env_steps: float, *summaries: Any, wall_time: float | None = None) -> None:
-        for each in summaries:
-            event = self._event(wall_time=wall_time or time.time(), step=int(env_steps), summary=each)
-            self._events.write_event(event)
+    def _add(self, summary: Any, env_steps: float, time: float) -> None:
+        self._events.write_event(self._event(wall_time=time, step=int(env_steps), summary=summary))
+
+    def _add_charts(self, values: Mapping[str, float], row: Row) -> None:
+        """Adds points at the time of a row."""
+        for name, value in values.items():
+            self._add(self._scalar(name, value), row["env_steps"], row["unix_time"])
         self._events.flush()
 
-    def _add_row(self, row: Row, values: Mapping[str, float]) -> None:
-        """Adds points at the time of a row."""
-        self._add(row["env_steps"], *itertools.starmap(self._scalar, values.items()), wall_time=row["unix_time"])
-
     def write(self, row: Row) -> None:
-        self._add_row(row, charts(row))
+        self._add_charts(charts(row), row)
 
     def evaluation(self, row: Row) -> None:
-        self._add_row(row, evaluation_charts(row))
+        self._add_charts(evaluation_charts(row), row)
 
     def close(self) -> None:
         self._events.close()
 
 
-def _numbers(table: TableFile) -> list[dict[str, float]]:
-    return [{name: cell_number(cell) for name, cell in row.items()} for row in table.rows]
+def _numbers(row: Mapping[str, str]) -> dict[str, float]:
+    return {name: cell_number(cell) for name, cell in row.items()}
 
 
 def require_wandb() -> None:

@@ -6,16 +6,32 @@ writers that a config selects.
 
 import contextlib
 import math
-import os
+import shutil
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-import rich.progress
-
-from jaxrl_atari.output import console, is_terminal, say
+from jaxrl_atari.output import CLEAR_LINE, is_terminal, say, write
 from jaxrl_atari.runs.columns import COLUMNS
+
+SHOWN = {
+    "games_in_progress": 0,
+    "return_in_progress": 1,
+    "length_in_progress": 0,
+    "return_ma": 1,
+    "sps": 0,
+    "return_mean": 1,
+    "episodes": 0,
+    "entropy": 2,
+    "approx_kl": 4,
+    "gpu_busy_percent": 0,
+}
+"""Columns that the terminal shows where they are known -> digits after the point."""
+
+SECONDS_BETWEEN_DRAWINGS = 0.5
+"""How often a terminal's live line is drawn."""
 
 Row = Mapping[str, Any]
 """A log point: column -> number. An unknown value is NaN, None, or left out."""
@@ -54,32 +70,28 @@ class WriterGroup(Writer):
     """
 
     def __init__(self, lent: Sequence[Writer] = ()):
-        self._lent = tuple(lent)
-        self._added: list[Writer] = []
+        self._writers = [*lent]
         self._exits = contextlib.ExitStack()
-
-    def _writers(self) -> list[Writer]:
-        return [*self._added, *self._lent]
 
     def add(self, writer: Writer) -> None:
         """Adds a writer, which `close` closes."""
-        self._added.append(writer)
+        self._writers.insert(0, writer)
         self._exits.callback(writer.close)
 
     def write(self, row: Row) -> None:
-        for writer in self._writers():
+        for writer in self._writers:
             writer.write(row)
 
     def evaluation(self, row: Row) -> None:
-        for writer in self._writers():
+        for writer in self._writers:
             writer.evaluation(row)
 
     def progress(self, env_steps: int, row: Row) -> None:
-        for writer in self._writers():
+        for writer in self._writers:
             writer.progress(env_steps, row)
 
     def message(self, text: str) -> None:
-        for writer in self._writers():
+        for writer in self._writers:
             writer.message(text)
 
     def close(self) -> None:
@@ -93,7 +105,7 @@ def known_values(row: Row) -> dict[str, int | float]:
 
 
 class TerminalWriter(Writer):
-    """Draws a live line on a terminal; in a file, pipe or notebook, prints a plain line for each log point.
+    """Prints a line for each log point. On a terminal it is a live line, which is drawn anew twice a second.
 
     Args:
         total_env_steps: the budget, 100%.
@@ -101,59 +113,38 @@ class TerminalWriter(Writer):
     """
 
     def __init__(self, total_env_steps: int, label: str):
+        self._total = total_env_steps
         self._label = label
-        self._live = is_terminal(sys.stdout) and os.environ.get("TERM") != "dumb"
-        self._bar = rich.progress.Progress(
-            "{task.description}", rich.progress.BarColumn(None), console=console(),
-            refresh_per_second=2, speed_estimate_period=60.0, disable=not self._live,
-        )  # fmt: skip
-        self._bar.add_task(label, total=total_env_steps)
-        self._task = self._bar.tasks[0]
-        self._news: Row = {}
+        self._is_live = is_terminal(sys.stdout)
+        self._drawn = 0.0  # when the live line was drawn, on the monotonic clock
 
     def _line(self, row: Row) -> str:
-        task = self._task
-        eta = task.time_remaining
-        left = "-" if eta is None else timedelta(seconds=round(eta))
-        speed = f"sps {_text(task.speed)}  eta {left}"
-        parts = [self._label, f"{task.percentage:5.1f}%", f"env_steps {task.completed:,}"]
-        if "games_in_progress" in row:
-            games = row["games_in_progress"]
-            mean = _text(row["return_in_progress"], 1)
-            length = _text(row["length_in_progress"])
-            parts.append(speed)
-            parts.append(f"{games} games in progress: mean return {mean} after {length} env steps")
-        else:
-            parts.append(f"return_ma {_text(row.get('return_ma'), 1)}")
-            parts.append(speed)
-            parts.append(f"return_mean {_text(row.get('return_mean'), 1)}")
-            parts.append(f"episodes {_text(row.get('episodes'))}")
-        if row.get("entropy") is not None and row.get("approx_kl") is not None:
-            parts.append(f"entropy {_text(row['entropy'], 2)}")
-            parts.append(f"approx_kl {_text(row['approx_kl'], 4)}")
-        busy = _text(row.get("gpu_busy_percent"))
-        if busy != "-":
-            parts.append(f"gpu_busy_percent {busy}")
+        known = known_values(row)
+        env_steps = row["env_steps"]
+        parts = [self._label, f"{min(100 * env_steps / self._total, 100):5.1f}%", f"env_steps {env_steps:,}"]
+        if "sps" in known:
+            parts.append(f"eta {timedelta(seconds=round(max(self._total - env_steps, 0) / known['sps']))}")
+        parts += [f"{name} {known[name]:,.{digits}f}" for name, digits in SHOWN.items() if name in known]
         return "  ".join(parts)
 
+    def _draw(self, row: Row) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        write(CLEAR_LINE + self._line(row)[:width])
+        self._drawn = time.monotonic()
+
     def progress(self, env_steps: int, row: Row) -> None:
-        self._news = row
-        self._bar.start()
-        self._bar.update(self._task.id, completed=env_steps)
-        self._bar.update(self._task.id, description=self._line(row))
+        if self._is_live and time.monotonic() > self._drawn + SECONDS_BETWEEN_DRAWINGS:
+            self._draw({**row, "env_steps": env_steps})
 
     def write(self, row: Row) -> None:
-        self.progress(row["env_steps"], {**self._news, **known_values(row)})
-        if not self._live:
-            say(self._line(self._news))
+        if self._is_live:
+            self._draw(row)
+        else:
+            say(self._line(row))
 
     def message(self, text: str) -> None:
-        say(f"{self._label}  {text}")  # above the live line: rich has redirected `sys.stdout`
+        say(f"{self._label}  {text}")
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # the terminal has gone away
-            self._bar.stop()
-
-
-def _text(value: float | None, digits: int = 0) -> str:
-    return "-" if value is None or not math.isfinite(value) else f"{value:,.{digits}f}"
+        if self._drawn:
+            write("\n")

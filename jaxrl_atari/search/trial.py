@@ -70,14 +70,13 @@ def train_trial(run_dir: Path) -> None:
     config = set_fields(config, trial.params)
     reported = trial.study.trials[trial.number].intermediate_values.keys()
     study_writer = StudyWriter(trial, config, logged_env_steps(session_path(run_dir, 0)), reported)
-    description = begin_run(config, run_dir)
+    config = begin_run(config, run_dir)
     for session in unfinished_sessions(config, run_dir):
         try:
             train_session(
                 config,
                 run_dir,
                 session,
-                description,
                 name=f"{run_dir.name}  session {session}",
                 writers=[study_writer] if session == 0 else [],
                 stop_requested=lambda: study_writer.pruned,

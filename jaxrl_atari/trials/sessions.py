@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import Config, LogConfig
@@ -21,7 +20,6 @@ from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
     RESUME_FILE,
     STOPPED_FILE,
-    is_run,
     session_dirs,
     session_files,
     session_path,
@@ -63,29 +61,27 @@ def session_jobs(config: Config, run_dir: Path, label: str = "", first_position:
     ]
 
 
-def begin_run(config: Config, run_dir: Path) -> dict[str, Any]:
-    """Describes a trial that starts or is resumed. A new run gets its config.json.
+def begin_run(config: Config, run_dir: Path) -> Config:
+    """Writes config.json of a trial that starts. One that is resumed gets it once a session has made an update.
 
     Returns:
-        The content of config.json. A run that is resumed gets it once a session has made an update.
+        The config, with the digest of the parameters that `init_from` names.
     """
     if config.init_from and config.init_digest is None:
         digest = digest_of(load_parameters(config.init_from, config.init_checkpoint))
         config = replace(config, init_digest=digest)
-    has_trained = any(map(session_files, session_dirs(run_dir)))
-    description = describe(config, run_dir if has_trained else None)
-    if not is_run(run_dir):
+    if not any(map(session_files, session_dirs(run_dir))):
         run_dir.mkdir(parents=True, exist_ok=True)
-        write_json(run_dir / CONFIG_FILE, description)
-    return description
+        write_json(run_dir / CONFIG_FILE, describe(config))
+    return config
 
 
 @contextlib.contextmanager
 def described_for_jobs(config: Config, run_dir: Path) -> Iterator[None]:
     """Context in which the jobs of a trial train: the run directory has the file from which they read how."""
+    config = begin_run(config, run_dir)
     file = run_dir / RESUME_FILE
-    description = begin_run(config, run_dir)
-    write_json(file, description)
+    write_json(file, describe(config, run_dir))
     try:
         yield
     finally:
@@ -96,7 +92,6 @@ def train_session(
     config: Config,
     run_dir: Path,
     session: int,
-    description: dict[str, Any],
     *,
     name: str = "",
     writers: Sequence[Writer] = (),
@@ -109,7 +104,6 @@ def train_session(
     config.json and keeps the user's own code in the run directory.
 
     Args:
-        description: the content of config.json.
         name: stands before each printed line. Empty: `session 0`, with the session's number.
         writers: receive the log points, with `session` and `seed` in each row.
         stop: called with each log point; the session ends early once the result is true.
@@ -132,7 +126,7 @@ def train_session(
         def after_first_update() -> None:
             request.saves = True
             if distributed.is_leader():
-                write_json(run_dir / CONFIG_FILE, description)
+                write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
                 for line in keep_code(run_dir):
                     say(f"{name}  {line}")
             compiled()

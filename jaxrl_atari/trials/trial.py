@@ -18,16 +18,13 @@ from jaxrl_atari.output import say, say_changes, say_traceback, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
-from jaxrl_atari.runs.description import describe, describe_here, read_config, require_same_run
-from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.description import describe, read_config, require_same_run
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
-    RESUME_FILE,
     TRIAL_SUMMARY_FILE,
     is_run,
-    latest_env_steps,
     resume_command,
-    session_path,
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir, require_resumable
 from jaxrl_atari.runs.writers import Writer
@@ -139,10 +136,10 @@ def run_training(
                     parallel=plan.parallel,
                 )
         else:
-            description = begin_run(config, directory)
+            config = begin_run(config, directory)
             for session in left:
                 try:
-                    train_session(config, directory, session, description, writers=writers, stop=stop)
+                    train_session(config, directory, session, writers=writers, stop=stop)
                 except Exception as error:
                     # With `devices.distributed`, a follower cannot see that the leader's session has failed, and
                     # would wait for it.
@@ -177,15 +174,10 @@ def train_alone(config: Config, run_dir: Path, session: int) -> None:
     require(0 <= session < config.sessions, "--session", session, f"0 to {config.sessions - 1}")
     require(not config.devices.distributed, "devices.distributed", True, "false with --session")
     name = job_name()
-    if name:
-        description = describe_here(read_json(run_dir / RESUME_FILE), config.devices)
-    else:
-        before = config_to_resume(config, run_dir)
-        if before == config and not latest_env_steps(session_path(run_dir, session)):
-            description = read_json(run_dir / CONFIG_FILE)  # another one of the commands has made it
-        else:
-            description = begin_run(config, run_dir)
-    train_session(config, run_dir, session, description, name=name)
+    if not name:
+        config_to_resume(config, run_dir)
+        config = begin_run(config, run_dir)
+    train_session(config, run_dir, session, name=name)
     if not name and not unfinished_sessions(config, run_dir):
         _summarise_or_raise(config, run_dir, {})
 
@@ -205,7 +197,7 @@ def _follow(config: Config, stop: StopFunction | None) -> Path:
     run_dir = Path(answer)
     try:
         for session in unfinished_sessions(config, run_dir):
-            train_session(config, run_dir, session, {}, stop=stop)
+            train_session(config, run_dir, session, stop=stop)
     except Stopped:  # in every process
         distributed.wait_for_all()
         raise

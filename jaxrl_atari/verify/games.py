@@ -4,7 +4,6 @@ At an anchor, an environment began a game from a new seed (`envs/record.py`). Th
 are a piece. Each piece can be played without the others, so many are played side by side, and a part is enough.
 """
 
-import contextlib
 import dataclasses
 import itertools
 import zlib
@@ -58,18 +57,17 @@ def check_games(config: Config, name: str, log: ActionLog, chosen: list[Piece]) 
     """
     games = 0
     batches = [chosen[first : first + PIECES_AT_ONCE] for first in range(0, len(chosen), PIECES_AT_ONCE)]
-    with contextlib.closing(tracked(batches, f"{name}  playing")) as shown:
-        for batch in shown:
-            logged, played = logged_games(log, batch), replayed_games(config, log, batch)
-            if different := logged ^ played:
-                first = min(different)
-                side = "the log" if first in logged else "the replay"
-                at, env, episode_return, length = first
-                raise VerificationFailed(
-                    f"{side} alone has a game that ends at step {at:.0f} of environment {env:.0f} with return"
-                    f" {episode_return:g} after {length:.0f} env steps"
-                )
-            games += len(played)
+    for batch in tracked(batches, f"{name}  batches played", len(batches)):
+        logged, played = logged_games(log, batch), replayed_games(config, log, batch)
+        if different := logged ^ played:
+            first = min(different)
+            side = "the log" if first in logged else "the replay"
+            at, env, episode_return, length = first
+            raise VerificationFailed(
+                f"{side} alone has a game that ends at step {at:.0f} of environment {env:.0f} with return"
+                f" {episode_return:g} after {length:.0f} env steps"
+            )
+        games += len(played)
     return games
 
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.errors import MetricsError, UserError, VerificationFailed, os_reason
 from jaxrl_atari.output import counted
 from jaxrl_atari.runs.actions import ActionLog, games_of_rows, read_actions
 from jaxrl_atari.runs.description import field_values, other_versions
-from jaxrl_atari.runs.files import try_write_json
+from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, latest_env_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, return_ma_window
 from jaxrl_atari.runs.reading import Verification, logged_env_steps
@@ -73,8 +73,11 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
         games=games,
         env_steps=env_steps,
     )
-    problem = try_write_json(session_dir / VERIFIED_FILE, verification._asdict())
-    return f"{text} are equal" + (f"; the result is not saved: {problem}" if problem else "")
+    try:
+        write_json(session_dir / VERIFIED_FILE, verification._asdict())
+    except OSError as error:
+        return f"{text} are equal; the result is not saved: {os_reason(error)}"
+    return f"{text} are equal"
 
 
 def expected_rows(log: ActionLog, windows: Iterable[int]) -> dict[int, list[dict[str, float]]]:
@@ -121,10 +124,10 @@ def check_rows(
     """
     env_steps = max(expected, default=0)
     path = session_dir / METRICS_FILE
-    table = read_table(path)
-    rows = table.rows
-    if table.problem:
-        raise VerificationFailed(f"{path}: {table.problem}; restore it from a copy")
+    try:
+        rows = read_table(path)
+    except MetricsError as error:
+        raise VerificationFailed(str(error)) from error
     last_row = max((float(row["env_steps"]) for row in rows), default=0)
     if last_row < logged_env_steps:
         raise VerificationFailed(

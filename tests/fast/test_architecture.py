@@ -14,8 +14,8 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 CORE = ["algorithm", "ppo", "update", "networks", "frames", "algorithms", "cpu"]
 """What reads like the papers: it knows no files, no devices and no commands."""
 PURE = {
-    "collections", "contextlib", "contextvars", "dataclasses", "functools", "importlib", "inspect", "itertools", "math",
-    "types", "typing", "chex", "flax", "jax", "numpy", "optax",
+    "collections", "contextlib", "contextvars", "dataclasses", "functools", "importlib", "inspect", "itertools",
+    "math", "types", "typing", "chex", "flax", "jax", "numpy", "optax",
 }  # fmt: skip
 """The libraries that the core may import."""
 OUTER = {

@@ -10,9 +10,9 @@ from small_training import TINY, change
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
-from jaxrl_atari.runs.description import describe, describe_here, read_config
+from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_file, write_json
-from jaxrl_atari.runs.run_dir import keep_code, make_run_dir, removed_if_refused
+from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, make_run_dir
 
 
 def test_a_failed_write_keeps_the_old_file_and_leaves_nothing_else(tmp_path):
@@ -58,22 +58,23 @@ def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
         ("Pong/session_0/metrics.csv", UserError("refused"), True),
     ],
 )
-def test_what_a_refused_command_has_written_is_removed_unless_a_session_has_begun(written, end, stays, tmp_path):
-    """From a new directory, and from a folder of the user's own, in which hidden files and links are."""
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/notes.txt").write_text("mine")
-    for name in ("new", "mine"):
-        directory = tmp_path / name
-        was_there = name == "mine"
-        (directory / ".git").mkdir(parents=True)
-        (directory / written).parent.mkdir(parents=True, exist_ok=True)
-        (directory / written).touch()
-        (directory / "link").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(type(end)), removed_if_refused(directory, is_new=True, was_there=was_there):
+def test_the_new_directory_of_a_refused_command_is_removed_unless_a_session_has_begun(
+    written, end, stays, tmp_path
+):
+    """A folder of the user's own stays in any case."""
+
+    def command(wanted):
+        with claim_run_dir(TINY, wanted, is_new=True) as directory:
+            (directory / written).parent.mkdir(parents=True, exist_ok=True)
+            (directory / written).touch()
             raise end
-        assert (directory / written).exists() == stays
-        assert (directory / ".git").exists() == (stays or was_there)
-    assert (tmp_path / "elsewhere/notes.txt").read_text() == "mine"
+
+    (tmp_path / "mine" / ".git").mkdir(parents=True)
+    for name in ("new", "mine"):
+        with pytest.raises(type(end)):
+            command(tmp_path / name)
+        assert (tmp_path / name).exists() == (stays or name == "mine")
+    assert (tmp_path / "mine" / ".git").exists()
 
 
 def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeypatch):
@@ -83,11 +84,11 @@ def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeyp
     other.write_text("x = 2\n")
     import_named([str(own), str(other)])
     assert keep_code(tmp_path) == keep_code(tmp_path) == []
-    own.write_text("x = 2\n")  # the content that the other file has
+    own.write_text("x = 3\n")
     (line,) = keep_code(tmp_path)
     assert line.endswith(f"kept as {tmp_path / 'code' / 'nets[1]_2.py'}")
     kept = {path.name: path.read_text() for path in (tmp_path / "code").iterdir()}
-    assert kept == {"nets[1].py": "x = 1\n", "nets[1]_2.py": "x = 2\n", "nets[1]_old.py": "x = 2\n"}
+    assert kept == {"nets[1].py": "x = 1\n", "nets[1]_2.py": "x = 3\n", "nets[1]_old.py": "x = 2\n"}
     own.unlink()
     (line,) = keep_code(tmp_path)
     assert "is not kept" in line
@@ -110,16 +111,18 @@ def test_config_json_says_how_a_run_began_and_what_each_resume_changed(tmp_path)
     assert entry["versions"]["jax"] == jax.__version__
 
 
-def test_a_description_of_another_machine_becomes_one_of_this_machine(tmp_path):
-    """It is then what `describe` would have returned here, for a new run and for a resume."""
-    elsewhere = {"python": "3.0", "git_revision": "abc", "hardware": {"cpu": "another"}}
-    assert describe_here(describe(TINY) | elsewhere, TINY.devices) == describe(TINY)
-    first = change(TINY, total_env_steps=192)
-    write_json(tmp_path / "config.json", describe(first) | {"git_revision": "def"})
-    expected = describe(TINY, tmp_path)
-    (entry,) = expected["resumed"]
-    assert describe_here(expected | {"resumed": [entry | elsewhere]}, TINY.devices) == expected
-    assert expected["git_revision"] == "def"
+def test_a_start_that_changes_nothing_adds_nothing_and_one_on_another_machine_is_recorded(tmp_path):
+    """As the sessions of a run, which begin one after the other, perhaps on several machines of a cluster."""
+    write_json(tmp_path / "config.json", describe(TINY))
+    before = read_json(tmp_path / "config.json")
+    assert describe(TINY, tmp_path) == before
+    write_json(tmp_path / "config.json", before | {"hardware": {"cpu": "another"}})
+    write_json(tmp_path / "config.json", describe(TINY, tmp_path))
+    described = read_json(tmp_path / "config.json")
+    assert described["hardware"] == {"cpu": "another"}
+    (entry,) = described["resumed"]
+    assert (entry["hardware"], entry["changed"]) == (before["hardware"], {})
+    assert describe(TINY, tmp_path) == described
 
 
 @pytest.mark.parametrize("content", ["{", "", "[1, 2]", "{}", '{"config": {"ppo": {"x": 1}}}'])

@@ -56,10 +56,10 @@ def test_what_is_not_finite_is_not_saved(overlap, copied):
         ppo={"learning_rate": 1, "weight_decay": 10},  # each step multiplies the parameters by 1 - 10
         log={"checkpoint_every_env_steps": 10**6},
     )
-    with pytest.raises(NonFiniteError, match=r"training stopped at .* the last checkpoint is kept"):
+    with pytest.raises(NonFiniteError, match=r"training stopped at .* goes on from the last checkpoint"):
         run_session(wild, copied, resume=True)
     assert checkpoint_env_steps(copied) == before
-    with pytest.raises(NonFiniteError, match="before the first checkpoint"):
+    with pytest.raises(NonFiniteError, match=r"or ppo\.max_grad_norm$"):
         run_session(wild, copied.with_name("session_1"))
 
 
@@ -124,8 +124,6 @@ def test_stops_during_the_last_two_evaluations(session_dir):
         run_session(config, session_dir, resume=True, stop_requested=evaluations.is_file)
     assert [row["env_steps"] for row in read_table(evaluations)] == [first]
     assert not is_finished(config, session_dir)
-    without = change(config, evaluation={"every_env_steps": 64})
-    assert is_finished(without, session_dir)  # a new interval makes no evaluation due in a finished session
     run_session(config, session_dir, resume=True)
     assert [row["env_steps"] for row in read_table(evaluations)] == [first, last]
     assert is_finished(config, session_dir)

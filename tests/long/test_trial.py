@@ -21,8 +21,9 @@ def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):
             ended.set()
         return ended.is_set()
 
+    begin_run(config, tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        train_session(config, tmp_path, 0, begin_run(config, tmp_path), stop=stop, stop_requested=ended.is_set)
+        train_session(config, tmp_path, 0, stop=stop, stop_requested=ended.is_set)
     summary = run_training(config, tmp_path).summary
     expected = {"env_steps": 64, "reason": "stop(row) was true at this log point"}
     assert summary["stopped"] == {"session_0": expected}

@@ -141,14 +141,14 @@ def test_a_stop_before_the_first_update_leaves_no_checkpoint(session_dir):
     assert not checkpoint_env_steps(session_dir)
 
 
-def test_an_error_in_the_first_update_leaves_no_directory(session_dir):
+def test_an_error_in_the_first_update_leaves_no_directory(tmp_path):
     def loss(params, apply, batch, options):
         raise ZeroDivisionError("in an idea of the user's own")
 
     register_algorithm("fails", PPO._replace(loss=loss))
     with pytest.raises(ZeroDivisionError):
-        run_session(change(TINY, algorithm="fails"), session_dir)
-    assert not session_dir.exists()
+        run_training(change(TINY, algorithm="fails"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, capsys):
@@ -164,17 +164,13 @@ def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, cap
 
 
 def test_a_run_whose_session_is_refused_leaves_no_directory(tmp_path, monkeypatch):
-    """The user's own folder stays as it was."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / ".notes").write_text("mine")
     config = change(TINY, output_dir=str(tmp_path / "data"), log={"wandb": True})
     for wandb, problem in ((None, "wandb is not installed"), (FakeWandb(refuses=True), "not logged in")):
         monkeypatch.setitem(sys.modules, "wandb", wandb)
-        for run_dir in (None, tmp_path / "mine"):
+        for run_dir in (None, tmp_path / "data" / "mine"):
             with pytest.raises(UserError, match=problem):
                 run_training(config, run_dir)
         assert not [*(tmp_path / "data").glob("*")]
-        assert [path.name for path in (tmp_path / "mine").iterdir()] == [".notes"]
 
 
 def test_evaluations_play_the_parameters_of_their_moment(evaluated):
