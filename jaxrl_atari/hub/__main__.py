@@ -145,11 +145,13 @@ def pull(options: PullOptions) -> None:
         if not fnmatch.filter(names, CHECKPOINT_FILES):
             raise UserError(f"{repo_id}: not a run of jaxrl_atari (it has no {CHECKPOINT_FILES}); check the name")
         directory.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".partial_", dir=directory.parent) as hidden:
-            folder = Path(hidden, directory.name)
-            api.snapshot_download(repo_id, local_dir=folder)
-            shutil.rmtree(folder / ".cache", ignore_errors=True)  # notes of huggingface_hub
-            folder.rename(directory)
+        beside = directory if directory.is_dir() else directory.parent  # on the same file system
+        with tempfile.TemporaryDirectory(prefix=".partial_", dir=beside) as hidden:
+            api.snapshot_download(repo_id, local_dir=hidden)
+            shutil.rmtree(Path(hidden, ".cache"), ignore_errors=True)  # notes of huggingface_hub
+            directory.mkdir(exist_ok=True)
+            for path in list(Path(hidden).iterdir()):
+                path.rename(directory / path.name)
     say(f"pulled: {directory}\nnext: {command_line('evaluate', directory)}")
 
 
