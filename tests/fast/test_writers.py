@@ -120,6 +120,19 @@ def test_a_resumed_csv_drops_later_rows_and_the_line_of_a_crash(end, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["evaluations.csv", "metrics.csv"]
 
 
+def test_a_row_that_is_being_written_is_not_read_yet(tmp_path):
+    write(tmp_path, (100, 200), tensorboard=False)
+    with (tmp_path / "metrics.csv").open("a") as file:
+        file.write("300,20,1234")
+    assert read_metrics(tmp_path)["env_steps"].tolist() == [100, 200]
+
+
+def test_an_evaluation_that_was_running_at_the_checkpoint_gets_its_row_once(tmp_path):
+    write(tmp_path, (100, 200), tensorboard=False)
+    open_at(tmp_path, 200, 195, was_evaluating=True, log=LogConfig(tensorboard=False))[0].close()
+    assert read_evaluations(tmp_path)["env_steps"].tolist() == [95]
+
+
 @pytest.mark.parametrize("content", ["\0" * 50 + "\n", "a,b\n1,2\n", "env_steps,mean\n100\n"])
 @pytest.mark.parametrize("name", ["metrics.csv", "evaluations.csv"])
 def test_a_table_that_cannot_be_read_is_named_and_kept(tmp_path, name, content):
