@@ -27,6 +27,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from jaxrl_atari.cli.config_files import config_source
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.report.tables import Table, cell_text
+from jaxrl_atari.report.text import LONG_BUDGET
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.journal import STUDY_NAME, open_journal, read_study
 from jaxrl_atari.runs.layout import SEARCH_TABLE_FILE
@@ -84,6 +85,12 @@ def start_trial(search_dir: Path, search: SearchConfig, number: int) -> Trial:
 # --- Results -----------------------------------------------------------------------------------------------------
 
 
+def record_return_mean(trial: Trial, config: Config, return_mean: Any) -> None:
+    """Stores the `return_mean` of a trial beside its score, where its budget is short (`LONG_BUDGET`)."""
+    if config.total_env_steps < LONG_BUDGET:
+        trial.set_user_attr("return_mean", return_mean)
+
+
 def failure_text(trial: FrozenTrial) -> str:
     """Why a trial has failed: its error, or that no game has ended. Empty if it has not failed."""
     failure = trial.user_attrs.get(FAILURE, "")
@@ -120,14 +127,15 @@ def results_table(search: SearchConfig, study: optuna.Study) -> Table:
 
     The score and the env steps of a trial that has not ended are those of its newest log point in the study.
     """
-    columns = ("trial", *search.space, "score", "env_steps", "status")
+    columns = ("trial", *search.space, "score", "return_mean", "env_steps", "status")
     rows = []
     for trial in ranked_trials(study):
         # A choice None is the text `None`; a field that a killed trial has not sampled is unknown.
         fields = {name: "None" if value is None else value for name, value in trial.params.items()}
         score = trial.intermediate_values.get(trial.last_step or 0) if trial.value is None else trial.value
         row: dict[str, Any] = dict.fromkeys(columns) | fields
-        row |= {"trial": trial.number, "score": score, "env_steps": trial.last_step, "status": status_text(trial)}
+        row |= {"trial": trial.number, "score": score, "return_mean": trial.user_attrs.get("return_mean")}
+        row |= {"env_steps": trial.last_step, "status": status_text(trial)}
         rows.append(row)
     return Table({name: name for name in columns}, rows)
 

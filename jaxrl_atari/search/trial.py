@@ -15,7 +15,7 @@ from jaxrl_atari.runs.progress import due
 from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 from jaxrl_atari.search.space import read_search
-from jaxrl_atari.search.study import FAILURE, NO_GAME, start_trial
+from jaxrl_atari.search.study import FAILURE, NO_GAME, record_return_mean, start_trial
 from jaxrl_atari.trials.sessions import begin_run, train_session, unfinished_sessions
 
 
@@ -46,6 +46,7 @@ class StudyWriter(Writer):
             return
         if env_steps not in self.reported:
             self.trial.report(score, env_steps)
+            record_return_mean(self.trial, self.config, known_values(row).get("return_mean"))
         if not is_last and self.trial.should_prune():
             self.pruned = True
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
@@ -85,7 +86,9 @@ def train_trial(run_dir: Path) -> None:
             if study_writer.pruned:
                 return
             raise
-    score = trial_summary(read_run(run_dir))["score"]
+    summary = trial_summary(read_run(run_dir))
+    score = summary["score"]
+    record_return_mean(trial, config, summary["mean"]["final_return_mean"])
     if score is None:
         trial.set_user_attr(FAILURE, NO_GAME)
         trial.study.tell(trial, state=TrialState.FAIL)

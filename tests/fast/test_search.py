@@ -205,7 +205,7 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
     def stopped(number, *points):
         writer = StudyWriter(start_trial(tmp_path, search, number), config)  # another process
         for env_steps, score in points:
-            writer.write({"env_steps": env_steps, "return_ma": score})
+            writer.write({"env_steps": env_steps, "return_ma": score, "return_mean": score and 2 * score})
         state = open_study(tmp_path, search).trials[number].state
         assert writer.pruned == (state == TrialState.PRUNED)
         return writer.pruned
@@ -214,6 +214,7 @@ def test_asha_stops_the_worse_trials_and_remembers_what_it_compared(tmp_path):
         assert not stopped(number, (500, 0.0), (1000, score))
     assert stopped(4, (1000, 25.0), (1100, 99.0))  # the better half continues; the last point comes after the stop
     assert open_study(tmp_path, search).trials[4].value == 25.0
+    assert open_study(tmp_path, search).trials[4].user_attrs["return_mean"] == 50.0
     assert not stopped(5, (900, None), (1000, math.nan), (1100, 35.0))  # both mean: no finished game yet
     assert stopped(5, (2100, 1.0)) is False  # the only one at the second comparison
     assert not stopped(2, (8900, 0.0))  # its budget is spent
@@ -241,7 +242,7 @@ def test_results(tmp_path):
         tmp_path, config, space={**SPACE, "network.name": CategoricalDistribution(("nature", "impala"))}
     )
     end_trial(tmp_path, search, 0, [1.0, 50.0], TrialState.PRUNED)
-    best = end_trial(tmp_path, search, 1, [2.0, 5.0, 12.5])
+    best = end_trial(tmp_path, search, 1, [2.0, 5.0, 12.5], return_mean=7.25)
     end_trial(tmp_path, search, 2, [3.0], TrialState.RUNNING, failure="the loss | is nan")
     end_trial(tmp_path, search, 3, [], TrialState.RUNNING)
     write_results(tmp_path)
@@ -252,6 +253,7 @@ def test_results(tmp_path):
         ("1", "finished"), ("0", "stopped by ASHA"), ("2", "failed: the loss | is nan"), ("3", "unfinished"),
     ]  # fmt: skip
     assert (float(rows[0]["score"]), rows[0]["env_steps"], rows[3]["score"]) == (6.5, "300", "")
+    assert [row["return_mean"] for row in rows] == ["7.25", "", "", ""]  # of a short budget
     assert float(rows[0]["ppo.gae_lambda"]) == best["ppo.gae_lambda"]
     assert len({line.count("|") for line in (tmp_path / "trials.md").read_text().splitlines()}) == 1
     for name in ("curves", "fields", "parallel", "importances"):
