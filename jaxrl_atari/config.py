@@ -325,6 +325,8 @@ class LogConfig:
     """Env steps between two log points. None: a hundredth of the budget, at most 10,000."""
     checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
     """Env steps between two checkpoints (the end of training writes one more)."""
+    keep_checkpoints: Annotated[int, Limits(0, 10**9)] = 2
+    """The latest checkpoints to keep, besides the best. 0: all."""
     stop_at_return: Annotated[float | None, Limits()] = None
     """Mean return of the last 100 games, once as many have finished, at which a session ends as if its budget were
     spent. None: it goes on."""

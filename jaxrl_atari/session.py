@@ -192,9 +192,12 @@ class Session:
                 progress.evaluated_env_steps = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
-        """Writes a checkpoint if one is due. It is the best one if its `return_mean` is the highest."""
-        if due(self.config.log.checkpoint_every_env_steps, self.progress.saved_env_steps, self.progress.env_steps):
-            self.save(self.progress.statistics.mean_return())
+        """Writes a checkpoint if one is due, or if its parameters are being evaluated: it may be the best one."""
+        progress = self.progress
+        is_evaluated = self.evaluator is not None and progress.evaluated_env_steps == progress.env_steps
+        is_due = due(self.config.log.checkpoint_every_env_steps, progress.saved_env_steps, progress.env_steps)
+        if is_due or sum_over_processes(is_evaluated) > 0:
+            self.save(progress.statistics.mean_return())
 
     def save(self, return_mean: float | None) -> None:
         """Writes a checkpoint, the actions that led to it, and its digests. Only the leader writes.
@@ -324,7 +327,7 @@ def open_session(
         exits.enter_context(out_of_memory_advice(config.ppo.minibatch_size, config.env.num_envs))
 
         # What it continues from.
-        checkpoints = Checkpoints(session_dir, say)
+        checkpoints = Checkpoints(session_dir, say, config.log.keep_checkpoints)
         resumed = checkpoints.resume() if resume else None
         progress = Progress(resumed.meta if resumed else {}, return_ma_window(config.total_env_steps))
 

@@ -152,7 +152,8 @@ def load_policy(
 
     Args:
         run_dir: directory of a run, or of a session.
-        checkpoint: `best` (by mean return of the last 100 games), `latest` (a warning names newer checkpoints that
+        checkpoint: `best` (by its evaluation during training, or else by the mean return of the last 100 games),
+            `latest` (a warning names newer checkpoints that
             are damaged), or an env step.
         device: the device that acts; None: the first GPU, or the CPU if there is none.
         session: number of the session in the run; None: the session whose checkpoints have the highest mean return
@@ -242,11 +243,7 @@ def _best_session(path: Path) -> Path:
         return path
 
     def rank(session_dir: Path) -> tuple[bool, float]:
-        checkpoints = Checkpoints(session_dir)
-        best = checkpoints.best_env_steps()
-        if best is None:
-            return False, -np.inf
-        return_mean = checkpoints.read_meta(best)["score"]
-        return True, -np.inf if return_mean is None else return_mean
+        means = Checkpoints(session_dir).mean_returns()
+        return bool(means), max(means.values(), default=-np.inf)
 
     return max((session_path(path, number) for number in range(read_config(path).sessions)), key=rank)

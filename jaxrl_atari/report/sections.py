@@ -93,7 +93,9 @@ def _score_section(run: Run, summary: TrialSummary) -> Section:
             rows = f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}"
             facts[f"{path.name} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
     score = "" if summary["score"] is None else number_text(summary["score"])
-    return Section("Score", notes=score_notes(summary), score=score, facts=facts)
+    chosen_by = "evaluation" if run.config.evaluation.every_env_steps else "mean return of the last 100 games"
+    notes = [*score_notes(summary), f"best checkpoint of a session: the one with the highest {chosen_by}"]
+    return Section("Score", notes=notes, score=score, facts=facts)
 
 
 def _current_graphs(run: Run) -> list[Path]:

@@ -1,6 +1,7 @@
 """Checkpoints of a session, written and read by orbax.
 
-The latest two and the best stay on disk. No checkpoint is removed while a damaged one may be the best.
+The latest (`log.keep_checkpoints`), the best and the one that is being evaluated stay on disk. No checkpoint is
+removed while a damaged one may be the best.
 
 SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
@@ -43,6 +44,7 @@ from jaxrl_atari.runs.arrays import (
 )
 from jaxrl_atari.runs.files import read_json, unused
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, checkpoint_path, meta_file
+from jaxrl_atari.runs.reading import read_evaluations
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -76,10 +78,12 @@ class Checkpoints:
 
     Args:
         say: receives lines for the user.
+        keep: number of the latest checkpoints that `save` keeps besides the best; 0: all.
     """
 
-    def __init__(self, session_dir: Path, say: Callable[[str], object] = _log.warning):
+    def __init__(self, session_dir: Path, say: Callable[[str], object] = _log.warning, keep: int = 2):
         self.session_dir = session_dir
+        self._keep = keep
         self.directory = session_dir / CHECKPOINTS_FOLDER
         self._say = say
 
@@ -87,20 +91,33 @@ class Checkpoints:
         """Env steps of the complete checkpoints, in ascending order."""
         return checkpoint_env_steps(self.session_dir)
 
-    def best_env_steps(self) -> int | None:
-        """Env steps of the checkpoint with the highest `return_mean`, the newest among equals; None without any.
+    def mean_returns(self) -> dict[int, float]:
+        """The mean returns by which the best checkpoint is chosen: env steps -> mean.
+
+        They are those of the evaluations during training. If none of the checkpoints has been evaluated, they are
+        those of the last 100 games of training, and -inf before the first finished game.
 
         Raises:
             DamagedCheckpoint: the meta of a checkpoint cannot be read, so it may be the best.
-            UserError: a checkpoint has another format version.
+            UserError: a checkpoint has another format version, or evaluations.csv cannot be read.
         """
-        means = {env_steps: self.read_meta(env_steps)["score"] for env_steps in self.env_steps()}
+        existing = self.env_steps()
+        table = read_evaluations(self.session_dir)
+        evaluations = zip(table["env_steps"].tolist(), table["mean"].tolist(), strict=True)
+        means = {int(env_steps): mean for env_steps, mean in evaluations if env_steps in existing}
+        if means:
+            return means
+        scores = {env_steps: self.read_meta(env_steps)["score"] for env_steps in existing}
+        return {env_steps: -math.inf if score is None else score for env_steps, score in scores.items()}
 
-        def rank(env_steps: int) -> tuple[float, int]:
-            return_mean = means[env_steps]
-            return (-math.inf if return_mean is None else return_mean, env_steps)
+    def best_env_steps(self) -> int | None:
+        """Env steps of the best checkpoint, the newest among equals; None without any.
 
-        return max(means, key=rank, default=None)
+        Raises:
+            UserError: as `mean_returns`.
+        """
+        means = self.mean_returns()
+        return max(means, key=lambda env_steps: (means[env_steps], env_steps), default=None)
 
     # --- Reading ---
 
@@ -263,7 +280,7 @@ class Checkpoints:
             raise UserError(
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
             ) from error
-        self._remove_old()
+        self._remove_old(being_evaluated=meta.get("evaluated_env_steps", 0))
         return digests
 
     def _remove_leftovers(self) -> None:
@@ -272,10 +289,10 @@ class Checkpoints:
         for leftover in (*self.directory.glob("*.orbax-checkpoint-tmp*"), *self.directory.glob("removed_*")):
             shutil.rmtree(leftover, ignore_errors=True)
 
-    def _remove_old(self) -> None:
-        """Removes the checkpoints that are no longer kept: all but the latest two and the best."""
+    def _remove_old(self, being_evaluated: int) -> None:
+        """Removes all checkpoints but the latest, the best and the one that was evaluated last."""
         try:
-            kept = {*self.env_steps()[-2:], self.best_env_steps()}
+            kept = {*self.env_steps()[-self._keep :], self.best_env_steps(), being_evaluated}
         except UserError as error:  # a damaged checkpoint may be the best
             self._say(str(error))
             return

@@ -2,6 +2,7 @@
 
 import math
 import shutil
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from small_training import abstract_arrays, edit_meta, flip_bit
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.columns import EVALUATION_COLUMNS
 
 NAN = math.nan
 
@@ -107,6 +109,24 @@ def test_what_may_be_the_best_is_not_removed(session, capsys):
         save(checkpoints, step, 1.0)
     assert checkpoints.env_steps() == [10, 20, 30, 40]
     assert "checkpoints/10: damaged: its meta cannot be read" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("keep", "kept"), [(0, [10, 20, 30, 40, 50]), (1, [10, 30, 50]), (2, [10, 30, 40, 50])])
+def test_the_best_by_evaluation_and_the_latest_are_kept(keep, kept, tmp_path):
+    """10 has the highest evaluation, 20 the highest return in training; 30 is being evaluated."""
+    evaluated = Path(tmp_path, "evaluations.csv")
+    header = ",".join(EVALUATION_COLUMNS)
+    checkpoints = Checkpoints(tmp_path, keep=keep)
+    for step, in_training in ((10, 1.0), (20, 9.0), (30, 2.0), (40, 3.0), (50, 3.0)):
+        arrays = {"arrays": small_arrays(step)}
+        checkpoints.save(step, arrays, {"evaluated_env_steps": 10 if step < 30 else 30}, in_training)
+        evaluated.write_text(f"{header}\n10,4,7.0,1.0,0,0,0\n")
+    assert checkpoints.env_steps() == kept
+    assert checkpoints.best_env_steps() == 10
+    evaluated.write_text(f"{header}\n10,4,7.0,1.0,0,0,0\n30,4,8.0,1.0,0,0,0\n")
+    assert checkpoints.best_env_steps() == 30
+    evaluated.unlink()
+    assert checkpoints.best_env_steps() == (20 if keep == 0 else 50)
 
 
 def test_errors_name_what_is_wrong(session):

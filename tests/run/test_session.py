@@ -15,6 +15,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
+from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import iterations, open_session, run_session
@@ -180,6 +181,11 @@ def test_evaluations_play_the_parameters_of_their_moment(evaluated):
     assert int(rows[-1]["env_steps"]) == step
     policy = load_policy(evaluated, step, device=jax.devices("cpu")[0])
     result = run_evaluation(policy, 20, seed=int(rows[-1]["seed"]), num_envs=1)
+    assert Checkpoints(evaluated).mean_returns() == {
+        int(row["env_steps"]): float(row["mean"])
+        for row in rows
+        if int(row["env_steps"]) in Checkpoints(evaluated).env_steps()
+    }, "a checkpoint is written with each evaluation"
     games, mean, std, cut_off = (float(rows[-1][name]) for name in ("episodes", "mean", "std", "cut_off"))
     assert (games, mean, std, cut_off) == (20, pytest.approx(result.mean), pytest.approx(result.std), 20)
 
