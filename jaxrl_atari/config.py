@@ -402,17 +402,19 @@ class Config:
         require(is_name, "name", self.name, "a plain file name")
         seeds = "at most 2,147,483,648 - sessions"
         require(self.seed + self.sessions <= 2**31, "seed", self.seed, seeds, "lower the seed")
-        rollout = f"at least one rollout of {self.rollout_size} env steps"
-        require(self.total_env_steps >= self.rollout_size, "total_env_steps", self.total_env_steps, rollout)
         if self.devices.distributed:
             # Processes sum their env steps while acting; with overlap, each would at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
             parallel = self.trial.parallel
             require(parallel <= 1, "trial.parallel", parallel, "0 or 1 with devices.distributed")
-        self.check_split(1 if self.devices.data_parallel == "all" else self.devices.data_parallel)
 
-    def check_split(self, devices: int) -> None:
-        """Raises `ConfigError` unless rollouts can give usable minibatches, and both split over the devices."""
+    def check_sizes(self, devices: int) -> None:
+        """Raises `ConfigError` unless budget, rollout and minibatches fit together, and split over the devices.
+
+        It is called where a training begins: a config file may have sizes that only fit those of the command line.
+        """
+        rollout = f"at least one rollout of {self.rollout_size} env steps"
+        require(self.total_env_steps >= self.rollout_size, "total_env_steps", self.total_env_steps, rollout)
         length = self.ppo.rollout_length
         envs = self.env.num_envs
         minibatch = self.ppo.minibatch_size

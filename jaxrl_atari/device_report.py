@@ -173,7 +173,7 @@ def memory_report(config: Config, local: Sequence[jax.Device]) -> str:
     num_learners = config.devices.data_parallel
     if num_learners == "all":
         num_learners = len(local) * (config.devices.num_processes or 1)
-    config.check_split(num_learners)
+    config.check_sizes(num_learners)
     actions = 18  # the full action set: no ALE game has more
     num_envs = config.env.num_envs // num_learners
     options = dataclasses.replace(

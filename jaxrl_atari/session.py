@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import check_names_and_minibatches, find_algorithm, resolved_options
+from jaxrl_atari.algorithm import check_config, find_algorithm, resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, device_class, place
 from jaxrl_atari.environments import Environments, start_environments
@@ -311,8 +311,7 @@ def open_session(
         UserError: as `run_session`, or as `devices.place`; sizes do not suit the number of devices that learn.
     """
     placement = place(config.devices)
-    config.check_split(len(placement.learner))
-    check_names_and_minibatches(config, len(placement.learner))
+    check_config(config, len(placement.learner))
     leads = is_leader()
     algorithm = find_algorithm(config.algorithm)
     options = resolved_options(config)

@@ -20,9 +20,9 @@ SHOWN = {
     "games_in_progress": 0,
     "return_in_progress": 1,
     "length_in_progress": 0,
+    "return_mean": 1,
     "return_ma": 1,
     "sps": 0,
-    "return_mean": 1,
     "episodes": 0,
     "entropy": 2,
     "approx_kl": 4,
@@ -117,12 +117,13 @@ class TerminalWriter(Writer):
         self._label = label
         self._is_live = is_terminal(sys.stdout)
         self._drawn = 0.0  # when the live line was drawn, on the monotonic clock
+        self._speeds = 0  # log points with a speed; the first one leaves out an update that is still running
 
     def _line(self, row: Row) -> str:
         known = known_values(row)
         env_steps = row["env_steps"]
         parts = [self._label, f"{min(100 * env_steps / self._total, 100):5.1f}%", f"env_steps {env_steps:,}"]
-        if "sps" in known:
+        if "sps" in known and self._speeds > 1:
             parts.append(f"eta {timedelta(seconds=round(max(self._total - env_steps, 0) / known['sps']))}")
         parts += [f"{name} {known[name]:,.{digits}f}" for name, digits in SHOWN.items() if name in known]
         return "  ".join(parts)
@@ -137,6 +138,7 @@ class TerminalWriter(Writer):
             self._draw({**row, "env_steps": env_steps})
 
     def write(self, row: Row) -> None:
+        self._speeds += "sps" in known_values(row)
         if self._is_live:
             self._draw(row)
         else:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from jaxrl_atari.algorithm import check_names_and_minibatches
+from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.config import Config, Limits, can_vary, check_fields, set_fields
 from jaxrl_atari.errors import UserError, reason, require, require_package
 from jaxrl_atari.runs.description import read_config
@@ -118,7 +118,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
     first = {name: values[0] for name, values in tried.items()}
     for name, values in tried.items():
         for value in values:
-            check_names_and_minibatches(set_fields(config, first | {name: value}))
+            check_config(set_fields(config, first | {name: value}))
     if search.early_stopping == "asha":
         hint = "or use --search.early-stopping none"
         require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)

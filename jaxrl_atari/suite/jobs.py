@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxrl_atari.algorithm import check_names_and_minibatches
+from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.layout import is_run
 from jaxrl_atari.suite.sweep import SweepPlan
@@ -27,7 +27,7 @@ def check_trainable(plan: SweepPlan, address: str) -> None:
         UserError: Ray is needed and not installed, or there is no cluster at `address`.
     """
     for config in plan.settings.values():
-        check_names_and_minibatches(config)
+        check_config(config)
     if address:
         check_cluster(address)
     else:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.algorithm import check_names_and_minibatches
+from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.cli.job import ERROR, job_name
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import check_environment
@@ -88,7 +88,7 @@ def run_training(
         raise UserError("a session imports this script: call run_training under if __name__ == '__main__'")
     # What can be refused without starting JAX is refused before a run directory is made. If every session is
     # refused later, `claim_run_dir` removes the directory again.
-    check_names_and_minibatches(config)
+    check_config(config)
     wanted = None if run_dir is None else Path(run_dir).expanduser()
     before = config_to_resume(config, wanted)
     left = [*range(config.sessions)] if wanted is None else unfinished_sessions(config, wanted)

@@ -93,7 +93,6 @@ def env(**options):
     return lambda: Config(env=EnvConfig(**options))
 
 
-TWO = DevicesConfig(data_parallel=2)
 INVALID = {
     # Types, ranges and choices.
     "env.num_envs = True": env(num_envs=True),
@@ -107,15 +106,13 @@ INVALID = {
     "env.max_frames = 10": env(max_frames=10),
     "env.noop_max = 0": env(backend="envpool", protocol="machado"),
     "env.options": env(options={"mode": 12}),
-    "ppo.minibatch_size = 1": ppo(minibatch_size=1),
+    "ppo.minibatch_size = 1": lambda: Config(ppo=PPOConfig(minibatch_size=1)).check_sizes(1),
     "ppo.coefficients.a": ppo(coefficients={"a": float("inf")}),
-    "ppo.minibatches": lambda: Config(
-        ppo=PPOConfig(minibatches="uniform"), devices=DevicesConfig(data_parallel=2)
-    ),
-    "total_env_steps = 100": lambda: Config(total_env_steps=100),
+    "ppo.minibatches": lambda: Config(ppo=PPOConfig(minibatches="uniform")).check_sizes(2),
+    "total_env_steps = 100": lambda: Config(total_env_steps=100).check_sizes(1),
     "seed = 2147483647": lambda: Config(seed=2**31 - 1, sessions=2),
-    "env.num_groups = 16": lambda: Config(env=EnvConfig(num_groups=16), devices=TWO),
-    "devices.data_parallel = 3": lambda: Config(devices=DevicesConfig(data_parallel=3)),
+    "env.num_groups = 16": lambda: Config(env=EnvConfig(num_groups=16)).check_sizes(2),
+    "devices.data_parallel = 3": lambda: Config().check_sizes(3),
     "overlap = 'update'": lambda: Config(overlap="update", devices=DevicesConfig(distributed=True)),
 }
 """How the one line of error begins -> what makes it."""

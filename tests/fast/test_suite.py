@@ -105,7 +105,6 @@ REFUSED = [
     (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2"),
     (["--vary", "ppo.gamma=0.9", "--ppo.gamma", "0.8"], "because --vary has ppo.gamma"),
     (["--vary", "ppo.epochs=1,true"], "ppo.epochs = True"),
-    (["--vary", "env.num_envs=8,16", "--vary", "ppo.minibatch_size=256,2048"], "= 1024 samples"),
     (["--resume", "nowhere"], "nowhere: not a suite directory"),
 ]
 
@@ -115,6 +114,13 @@ def test_options_that_cannot_be_used_are_errors_before_anything_starts():
         with pytest.raises(UserError) as error:
             suite_command.parse_options(arguments)
         assert words in str(error.value), arguments
+
+
+def test_sizes_that_do_not_fit_in_a_setting_leave_no_directory(tmp_path):
+    sizes = ["--vary", "env.num_envs=8,16", "--vary", "ppo.minibatch_size=256,2048"]
+    with pytest.raises(UserError, match="= 1024 samples"):
+        suite_command.main(["--games", "Pong", "--run-dir", str(tmp_path / "suite"), *sizes])
+    assert not (tmp_path / "suite").exists()
 
 
 def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):

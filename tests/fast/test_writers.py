@@ -245,7 +245,7 @@ def test_a_session_continues_its_run_of_wandb_and_one_that_starts_anew_begins_an
 # --- Terminal ----------------------------------------------------------------------------------------------------
 
 
-POINT = r"session 0  100.0%  env_steps 1,000  eta 0:00:00  return_ma 99.5  sps 250  episodes 3"
+POINT = r"session 0  100.0%  env_steps 1,000  return_ma 99.5  sps 250  episodes 3"
 
 
 def drive(writer):
@@ -280,6 +280,17 @@ def test_a_terminal_shows_a_live_line_from_the_start_to_the_end(monkeypatch):
     assert lines[-2] == POINT
     assert "session 0   50.2%  env_steps 502" in lines, "it is drawn again after the message"
     assert len(lines) < 8, "it is drawn twice a second"
+
+
+def test_the_time_left_is_shown_from_the_second_speed_on(capsys):
+    """The first log point with a speed leaves out an update that is still running. return_mean fits 80 columns."""
+    writer = TerminalWriter(1_000_000, "session 0")
+    for env_steps in (200_000, 300_000):
+        writer.write(row(env_steps, return_ma=18_090.3, return_mean=28_419.0, sps=350.0))
+    first, second = capsys.readouterr().out.splitlines()
+    assert "eta" not in first
+    assert "eta 0:33:20" in second[:79]
+    assert "return_mean 28,419.0" in second[:79]
 
 
 def test_a_file_or_pipe_gets_plain_lines(capsys):

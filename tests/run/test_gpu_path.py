@@ -97,13 +97,13 @@ def test_xla_knows_the_flags_of_determinism(tmp_path):
 
 CHECKS = """
 from jaxrl_atari.config import *
-from jaxrl_atari.algorithm import check_names_and_minibatches
+from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.hardware.jax_settings import has_started
 for name, size in (("nature", 256), ("nature_lstm", 256), ("nature_lstm", 64)):
     network, devices = NetworkConfig(name=name), DevicesConfig(deterministic=True)
     try:
-        check_names_and_minibatches(Config(network=network, devices=devices, ppo=PPOConfig(minibatch_size=size)))
+        check_config(Config(network=network, devices=devices, ppo=PPOConfig(minibatch_size=size)))
         print("right", has_started())
     except UserError as error:
         print(str(error).split()[0], has_started())
