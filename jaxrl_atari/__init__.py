@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TrialConfig,
     )
     from jaxrl_atari.dry_run import try_update
+    from jaxrl_atari.envs import register_wrapper
     from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
     from jaxrl_atari.evaluate.environment import make_env
     from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _HOMES = (
     "config",
     "errors",
+    "envs",
     "networks",
     "algorithm",
     "ppo",
@@ -66,6 +68,7 @@ __all__ = [
     "record_video",
     "register_algorithm",
     "register_network",
+    "register_wrapper",
     "run_evaluation",
     "run_training",
     "try_update",

@@ -57,6 +57,9 @@ class EnvConfig:
     """Arguments of a Gymnasium environment, such as '{"mode": 12, "difficulty": 1}'. Only `gymnasium`."""
     image_key: str | None = None
     """Key of the picture where observations are dictionaries. Only `gymnasium`."""
+    wrapper: str | None = None
+    """A wrapper that your own code has registered (docs/environments.md). Learning sees its rewards and pictures;
+    scores are sums of the environment's own rewards. Only `gymnasium`."""
     vectorization_mode: Literal["sync", "async"] = "sync"
     """`sync`: the environments step one after the other; `async`: each has a process of its own, for environments
     that take longer than a message does. Only `gymnasium`."""
@@ -134,6 +137,8 @@ class EnvConfig:
                 settings["backend"] = self.backend
             if self.image_key is not None:
                 settings["image_key"] = self.image_key
+            if self.wrapper is not None:
+                settings["wrapper"] = self.wrapper
             if self.options:
                 settings["options"] = self.options
         return protocol_text(self.protocol_name, self.rules, settings)
@@ -143,7 +148,12 @@ class EnvConfig:
         if self.backend == "gymnasium":
             self._check_gymnasium()
         else:
-            for name, usual in (("options", {}), ("image_key", None), ("vectorization_mode", "sync")):
+            for name, usual in (
+                ("options", {}),
+                ("image_key", None),
+                ("wrapper", None),
+                ("vectorization_mode", "sync"),
+            ):
                 value = getattr(self, name)
                 expected = f"{usual!r} with env.backend = {self.backend}"
                 require(value == usual, f"env.{name}", value, expected, "add --env.backend gymnasium")

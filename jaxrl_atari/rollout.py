@@ -229,7 +229,7 @@ def outcome_of(step: EnvStep, rules: Rules) -> dict[str, np.ndarray]:
     which a pool makes anew for each step.
     """
     return {
-        "reward": np.clip(step.reward, -1.0, 1.0) if rules.clip_rewards else step.reward,
+        "reward": np.clip(step.learning_reward, -1.0, 1.0) if rules.clip_rewards else step.learning_reward,
         "terminated": step.terminated | step.life_lost if rules.life_loss_terminal else step.terminated,
         "truncated": step.truncated,
         "weight": (~step.first).astype(np.float32),
@@ -251,6 +251,7 @@ class Collected(NamedTuple):
     games: list[FinishedGame]  # over all processes, by step, then by environment
     waiting_seconds: float  # for the emulators
     other_seconds: float  # the rest: policy, transfers, bookkeeping
+    logged: dict[str, float]  # means of what this process's environments have given in `info["log"]`
 
 
 def collect(
@@ -290,12 +291,18 @@ def collect(
     waiting = sum(group.waited_seconds for group in all_groups)
     other = time.perf_counter() - start - waiting
     everywhere = [FinishedGame(*game) for game in gather_items(games)]
+    logged: dict[str, list[float]] = {}
+    for group in all_groups:
+        for name, values in group.pool.logged.items():
+            logged.setdefault(name, []).extend(values)
+        group.pool.logged = {}
     return Collected(
         rollouts=[finish_rollout(device_groups) for device_groups in groups],
         env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
         games=sorted(game._replace(step=first_step + game.step) for game in everywhere),
         waiting_seconds=waiting,
         other_seconds=other,
+        logged={name: float(np.mean(values)) for name, values in logged.items() if values},
     )
 
 

@@ -123,7 +123,8 @@ def iterations(session: "Session") -> Iterator[PendingMetrics]:
         session.finished_games += collected.games
         progress.count(collected.env_steps, collected.games, config.ppo.rollout_length)
         rate = learning_rate(config, progress.env_steps)
-        log.after_update(pending_metrics, rate, (collected.waiting_seconds, collected.other_seconds))
+        acting_seconds = collected.waiting_seconds, collected.other_seconds
+        log.after_update(pending_metrics, rate, acting_seconds, collected.logged)
         del collected  # without overlap, this frees the memory of the rollout before the next one is filled
         session.evaluate_if_due()
         session.checkpoint_if_due()

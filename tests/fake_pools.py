@@ -42,6 +42,7 @@ class FakePool:
 
     def __init__(self, num_envs):
         self.num_envs = num_envs
+        self.logged = {}
         self._over = np.ones(num_envs, bool)
         self._actions = None
 
@@ -68,7 +69,8 @@ class FakePool:
         reward, terminated, truncated, life_lost = played.T
         self._over = (terminated > 0) | (truncated > 0)
         frames = np.stack([self._frame(i) for i in range(self.num_envs)])
-        return EnvStep(frames, reward.astype(np.float32), terminated > 0, truncated > 0, life_lost > 0, first)
+        reward = reward.astype(np.float32)
+        return EnvStep(frames, reward, terminated > 0, truncated > 0, life_lost > 0, first, reward)
 
     def step(self, actions):
         self.send(actions)
@@ -132,7 +134,7 @@ class Recorded:
     def __init__(self, pool):
         self._pool = pool
         self.num_envs, self.num_actions = pool.num_envs, pool.num_actions
-        self.steps, self.actions = [], []
+        self.steps, self.actions, self.logged = [], [], {}
 
     def reset(self):
         self.steps.append(self._copy(self._pool.reset()))

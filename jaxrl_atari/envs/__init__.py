@@ -19,6 +19,7 @@ actions, both give the same frames and rewards in the games that the tests repla
   and SpaceWar.
 """
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,6 +29,8 @@ from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import require, whole_number_variable
 
 if TYPE_CHECKING:  # the config imports the games and the protocols of this package
+    import gymnasium
+
     from jaxrl_atari.config import EnvConfig
 
 __all__ = [
@@ -41,13 +44,31 @@ __all__ = [
     "env_seeds",
     "make_pool",
     "process_threads",
+    "register_wrapper",
 ]
+
+WRAPPERS: dict[str, Callable[["gymnasium.Env"], "gymnasium.Env"]] = {}
+"""The user's own wrappers for `env.wrapper`."""
 
 THREADS_VARIABLE = "JAXRL_ATARI_THREADS"
 """Environment variable of the user: number of emulator threads of each pool."""
 
 DEFAULT_THREADS_VARIABLE = "JAXRL_ATARI_DEFAULT_THREADS"
 """Environment variable of this package: the same, in a process with a part of the cores; the user's goes first."""
+
+
+def register_wrapper(name: str, wrapper: Callable[["gymnasium.Env"], "gymnasium.Env"]) -> None:
+    """Lets a config choose a wrapper of your own, as in `--env.wrapper coins`.
+
+    The wrapper gets an environment that the rules of the protocol hold for already. In a game of ALE it sees env
+    steps and frames, uint8 [84, 84]. It must pass `info` on. Numbers that it puts into `info["log"]` become
+    columns of metrics.csv, as means over the log interval.
+
+    Args:
+        name: a later wrapper of the same name replaces the earlier one.
+        wrapper: such as a class of `gymnasium.Wrapper`.
+    """
+    WRAPPERS[name] = wrapper
 
 
 def process_threads() -> int | None:

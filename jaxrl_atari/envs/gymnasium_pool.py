@@ -25,6 +25,7 @@ from gymnasium import spaces, wrappers
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from jaxrl_atari.config import EnvConfig
+from jaxrl_atari.envs import WRAPPERS
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.errors import UserError, reason, require, require_package
@@ -42,6 +43,15 @@ class FireOnReset(gymnasium.Wrapper):
         fire = self.env.unwrapped.get_action_meanings().index("FIRE")  # type: ignore[attr-defined]
         observation, _, _, _, info = self.env.step(fire)
         return observation, info
+
+
+class KeepReward(gymnasium.Wrapper):
+    """Puts the reward into `info["raw_reward"]`, where a wrapper around this one does not change it."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps, as `gymnasium.Env.step`."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated, info | {"raw_reward": float(reward)}
 
 
 def make_single(env: EnvConfig, render: bool = False) -> gymnasium.Env:
@@ -90,6 +100,10 @@ def make_image_env(env: EnvConfig, render: bool = False) -> gymnasium.Env:
         raise UserError(
             f"env.game = {game!r}: the environment cannot be made {chosen} ({reason(error)})"
         ) from error
+    if env.wrapper is not None:
+        known = ", ".join(WRAPPERS) or "none"
+        require(env.wrapper in WRAPPERS, "env.wrapper", env.wrapper, f"a registered wrapper; there are: {known}")
+        made = WRAPPERS[env.wrapper](KeepReward(made))
     return _select_image(made, game, env.image_key)
 
 
@@ -200,6 +214,7 @@ class GymnasiumPool(EnvPool):
         assert isinstance(space, spaces.Discrete)
         self._first_action = int(space.start)
         self._is_atari = env.atari_game is not None
+        self._is_wrapped = env.wrapper is not None
         self._seeds = list(seeds)
         self._steps = 0
         self._actions = np.zeros(len(seeds), np.int64)
@@ -218,11 +233,20 @@ class GymnasiumPool(EnvPool):
     def _recv(self) -> RawStep:
         self._frame, reward, terminated, truncated, info = self._envs.step(self._actions)
         self._steps += 1
+        for name, values in info.get("log", {}).items():
+            if not name.startswith("_"):  # `_name` says which environments have given a value
+                self.logged.setdefault(name, []).extend(values[info["log"][f"_{name}"]].tolist())
         for i in np.flatnonzero(~np.isfinite(reward)):
             raise UserError(
                 f"env.game: environment {i} returned the reward {reward[i]} in its step {self._steps:,}"
             )
-        return RawStep(self._frame, reward, terminated, truncated, self._lives(info))
+        if not self._is_wrapped:
+            return RawStep(self._frame, reward, terminated, truncated, self._lives(info))
+        known = info.get("_raw_reward", np.zeros(self.num_envs, bool))
+        if not np.all(known | self._ended):
+            raise UserError("env.wrapper: its step loses `info`; it has to return that of the environment")
+        raw = np.where(known, info.get("raw_reward", 0.0), 0.0)
+        return RawStep(self._frame, raw, terminated, truncated, self._lives(info), reward)
 
     def _lives(self, info: dict[str, Any]) -> np.ndarray:
         """The lives of each environment, int32 [n]."""

@@ -35,6 +35,7 @@ class EnvStep(NamedTuple):
     truncated: np.ndarray  # bool [n], the game was cut off by its time limit; never together with `terminated`
     life_lost: np.ndarray  # bool [n], a life was lost and the game continues
     first: np.ndarray  # bool [n], an auto-reset step: `frame` starts a new game, and the action was ignored
+    learning_reward: np.ndarray  # float32 [n], what learning sees in place of `reward`: that of `env.wrapper`
 
 
 class FinishedGame(NamedTuple):
@@ -85,6 +86,7 @@ class RawStep(NamedTuple):
     terminated: np.ndarray  # bool [n], the game ended (all lives)
     truncated: np.ndarray  # bool [n], the game reached its time limit; it may have ended at the same step
     lives: np.ndarray  # int [n]
+    learning_reward: np.ndarray | None = None  # [n], of the user's wrapper; None: `reward`
 
     @classmethod
     def start(cls, frame: np.ndarray, lives: np.ndarray) -> Self:
@@ -117,6 +119,8 @@ class EnvPool(ABC):
         self.lives = np.zeros(num_envs, np.int32)
         """Lives left in the newest step, int [n]."""
         self._ended = np.ones(num_envs, bool)
+        self.logged: dict[str, list[float]] = {}
+        """Numbers that the environments have given in `info["log"]` since the caller last cleared this."""
 
     @abstractmethod
     def _reset(self) -> RawStep:
@@ -195,4 +199,6 @@ class EnvPool(ABC):
         # the end of the game follows and is the terminal. OpenAI Baselines' EpisodicLifeEnv has the same rule.
         life_lost = (raw.lives < self.lives) & (raw.lives > 0) & ~self._ended & ~first
         self.lives = raw.lives
-        return EnvStep(raw.frame, raw.reward.astype(np.float32), terminated, truncated, life_lost, first)
+        reward = raw.reward.astype(np.float32)
+        learning_reward = reward if raw.learning_reward is None else raw.learning_reward.astype(np.float32)
+        return EnvStep(raw.frame, reward, terminated, truncated, life_lost, first, learning_reward)

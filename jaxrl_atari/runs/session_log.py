@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class SessionLog:
 
         # Updates.
         self._newest: Callable[[], dict[str, float]] | None = None  # of the newest update; None if it was read
+        self._newest_logged: Mapping[str, float] = {}
         self._last_read: dict[str, float] = {}  # metrics of the newest update that was read
         self._unlogged = list(unlogged)  # metrics of the updates that were read since the last log point
         self._optimizer_steps = optimizer_steps  # of all updates that were read
@@ -85,7 +87,11 @@ class SessionLog:
             self._writer.message(f"{name} ...")
 
     def after_update(
-        self, metrics: Callable[[], dict[str, float]], learning_rate: float, acting: tuple[float, float]
+        self,
+        metrics: Callable[[], dict[str, float]],
+        learning_rate: float,
+        acting: tuple[float, float],
+        logged: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         """Shows the progress after an update, and writes a log point if one is due.
 
@@ -93,9 +99,11 @@ class SessionLog:
             metrics: metrics of the update, which may still be running; they are read at the next call.
             learning_rate: learning rate of the next update.
             acting: seconds of the rollout that went to waiting for the emulators, and to the policy.
+            logged: further columns of the same rollout.
         """
         self.read_newest()
         self._newest = metrics
+        self._newest_logged = logged
         if self.is_first_iteration:
             self._skips = "skipped_steps" in metrics()  # waits for the update
             now = time.monotonic()
@@ -138,6 +146,9 @@ class SessionLog:
         self._newest = None
         self.require_finite(values)
         values.pop("skipped_steps", None)
+        if taken := values.keys() & self._newest_logged.keys():
+            raise InterfaceError('info["log"]', min(taken), "other names than those of the metrics of the update")
+        values |= self._newest_logged
         self._unlogged.append(values)
         self._last_read = values
 

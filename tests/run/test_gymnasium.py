@@ -1,13 +1,16 @@
 """The back end `gymnasium`: its steps against the back end `ale` and against environments whose answers are
 known."""
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
 from known_environments import CLOCK, Clock, pool_of
 from played_games import assert_equal, make_pool, play, random_actions
+from small_training import TINY, change, read_table
 
-from jaxrl_atari import envs
+from jaxrl_atari import envs, register_wrapper, run_training
 from jaxrl_atari.config import Config, EnvConfig, config_from_dict
 from jaxrl_atari.envs import EpisodeCounter, check_environment
 from jaxrl_atari.envs.protocols import PROTOCOLS
@@ -69,6 +72,50 @@ def test_seeds():
     assert (frames[0] != frames[2]).any()
     part = envs.make_pool(EnvConfig(game=CLOCK, backend="gymnasium"), 1, seed=3, first_env=1)
     np.testing.assert_array_equal(play(part, np.zeros((9, 1), int)).frame[:, 0], frames[0][:, 1])
+
+
+class Halves(gymnasium.Wrapper):
+    """Half the reward, less one; reports the reward, plus one."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, 0.5 * reward - 1.0, terminated, truncated, info | {"log": {"plus_one": reward + 1.0}}
+
+
+register_wrapper("halves", Halves)
+
+
+def test_learning_sees_the_reward_of_the_users_wrapper_and_the_score_is_that_of_the_game():
+    """In a game of ALE under its protocol: what the emulator does is the same as without the wrapper."""
+    actions = np.random.default_rng(0).integers(0, 4, (150, 2))
+    pools = [pool_of(2, "ALE/Breakout-v5", wrapper=wrapper) for wrapper in (None, "halves")]
+    plain, wrapped = (play(pool, actions) for pool in pools)
+    assert_equal(plain, wrapped._replace(learning_reward=plain.reward))
+    assert plain.reward.sum() > 0
+    played = ~plain.first
+    np.testing.assert_allclose(wrapped.learning_reward[played], 0.5 * plain.reward[played] - 1.0)
+    assert pools[0].logged == {}
+    assert sorted(pools[1].logged["plus_one"]) == sorted((plain.reward[played] + 1.0).tolist())
+
+
+def test_numbers_of_a_wrapper_become_columns(tmp_path):
+    env = {"game": "ALE/Breakout-v5", "backend": "gymnasium", "wrapper": "halves", "num_threads": 0}
+    run_training(change(TINY, env=env), tmp_path / "run")
+    rows = read_table(tmp_path / "run" / "session_0" / "metrics.csv")
+    columns = [
+        row["plus_one"] for row in rows
+    ]  # as the metrics of the first update, in the second log point first
+    assert columns == ["", *["1"] * (len(rows) - 1)], "no reward in games that are this short"
+    assert {float(row["return_mean"]) for row in rows if row["return_mean"]} == {0.0}, "the score is raw"
+    described = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert described["protocol"].startswith("v5, max_frames=128, backend=gymnasium, wrapper=halves")
+
+
+def test_an_unknown_wrapper_is_refused():
+    with pytest.raises(ConfigError, match=r"env.wrapper = 'thirds': .*there are: halves"):
+        pool_of(1, wrapper="thirds")
+    with pytest.raises(ConfigError, match=r"env.wrapper = 'halves': .*add --env.backend gymnasium"):
+        EnvConfig(game="Breakout", wrapper="halves").check()
 
 
 # --- Pictures ----------------------------------------------------------------------------------------------------
