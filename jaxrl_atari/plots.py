@@ -1,11 +1,14 @@
 """The command `plots`: draws sessions, trials, searches and comparisons as PNG and SVG.
 
     python -m jaxrl_atari.plots RUN_DIR... [--output DIR]
+    python -m jaxrl_atari.plots RUN_DIR... --merge DIR
     python -m jaxrl_atari.plots SUITE_DIR... [--output DIR]
     python -m jaxrl_atari.plots SEARCH_DIR...
 
 - Runs: each session goes to RUN_DIR/session_<i>/graphs/, each trial to RUN_DIR/graphs/, and a comparison of
   several runs to DIR. The difference of each run's score from that of the first run of the same game is printed.
+  With --merge, runs of one config with different seeds are one trial. Its graph goes to DIR/graphs/, and its table
+  is printed.
 - Suites: they are compared by the learning curves of each game, and by statistics over the games that are complete
   in all of them.
 - Searches: the trials of each search go to SEARCH_DIR/graphs/.
@@ -27,8 +30,8 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.suites import Suite, compared, read_results, read_suite, save_results
-from jaxrl_atari.report.summary import Run, read_run
-from jaxrl_atari.report.text import differences
+from jaxrl_atari.report.summary import Run, merge_runs, read_run, trial_summary
+from jaxrl_atari.report.text import differences, summary_table
 from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind
 
@@ -49,6 +52,8 @@ class Options:
     """Title of the comparison, or of the graph of a single run."""
     x: XAxis = "env steps"
     """The x axis of the comparison."""
+    merge: Path | None = None
+    """Take the runs, of one config with different seeds, as one trial, and draw it into this folder."""
     column: str = ""
     """Draw this column of metrics.csv instead, such as entropy, into the output folder."""
 
@@ -92,6 +97,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Draws what the directories hold, each kind separately, and prints the files."""
     options = parse(Options, arguments, "plots")
     directories = (options.run_dir, *options.others)
+    if options.merge is not None:
+        merged = merge_runs([read_run(directory) for directory in directories], options.merge)
+        say(summary_table(trial_summary(merged)))
+        for file in plot_run(merged, options.title):
+            say(str(file))
+        return
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")

@@ -13,15 +13,19 @@ from jaxrl_atari import __version__
 from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.output import say, try_to
 from jaxrl_atari.report.sections import results_page, run_page, search_page
+from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import REPORT_FILE, command_line, held_kind
 
 
-def write_report(directory: Path) -> Path:
+def write_report(directory: Path, merged: Run | None = None) -> Path:
     """Writes report.html into the directory of a run, suite, sweep or search; returns its path.
 
     Graphs that are missing or older than the metrics are drawn. The runs or suites in the directory that have a
     log point get reports, too.
+
+    Args:
+        merged: the run that the report shows, whose folder is `directory`. None: what the directory holds.
 
     Raises:
         UserError: the directory is not of these kinds, has no log point yet, or has a damaged file.
@@ -29,7 +33,8 @@ def write_report(directory: Path) -> Path:
     from jinja2 import Environment, PackageLoader
 
     make_page = {"suite": results_page, "sweep": results_page, "search": search_page}
-    page = make_page.get(held_kind(directory) or "", run_page)(directory)
+    make = make_page.get(held_kind(directory) or "")
+    page = run_page(merged or read_run(directory)) if merged or make is None else make(directory)
     for name in page.reports:
         _try_linked_report(directory / name)
     environment = Environment(

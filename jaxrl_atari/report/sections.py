@@ -1,6 +1,7 @@
 """The content of the page of a run, suite, sweep or search: its sections. The graphs that they show are drawn."""
 
 import csv
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from jaxrl_atari.report.evaluations import evaluations, played_at
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.search_graphs import draw_graphs
 from jaxrl_atari.report.suites import read_results
-from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summary
+from jaxrl_atari.report.summary import Run, TrialSummary, trial_summary
 from jaxrl_atari.report.tables import Section, cell_text, number_text, table_of
 from jaxrl_atari.report.text import (
     interval_text,
@@ -54,9 +55,8 @@ class Page(NamedTuple):
 # --- Runs --------------------------------------------------------------------------------------------------------
 
 
-def run_page(run_dir: Path) -> Page:
+def run_page(run: Run) -> Page:
     """The page of a run: score, graphs, sessions, evaluations, and the video of a game."""
-    run = read_run(run_dir)
     config = run.config
     summary = trial_summary(run)
     badges = [
@@ -72,7 +72,7 @@ def run_page(run_dir: Path) -> Page:
         begun = f"{len(run.tables)} of {counted(config.sessions, 'session')} begun"
         badges.append(f"not complete: mean {reached:,.0f} env steps so far, {begun}")
     trial_graph, *session_graphs = _current_graphs(run)
-    devices = {path.name: latest_meta(path).get("device", "") for path in run.tables}
+    devices = {run.session_name(path): latest_meta(path).get("device", "") for path in run.tables}
     sections = [
         _score_section(run, summary),
         Section("Learning", graphs=[trial_graph]),
@@ -91,7 +91,7 @@ def _score_section(run: Run, summary: TrialSummary) -> Section:
         verified = read_verification(path)
         if verified is not None:
             rows = f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}"
-            facts[f"{path.name} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
+            facts[f"{run.session_name(path)} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
     score = "" if summary["score"] is None else number_text(summary["score"])
     chosen_by = "evaluation" if run.config.evaluation.every_env_steps else "mean return of the last 100 games"
     notes = [*score_notes(summary), f"best checkpoint of a session: the one with the highest {chosen_by}"]
@@ -101,8 +101,9 @@ def _score_section(run: Run, summary: TrialSummary) -> Section:
 def _current_graphs(run: Run) -> list[Path]:
     """The graphs of a run, the trial first. They are drawn if one is missing, or older than what it shows."""
     graphs = [run.path / GRAPHS_FOLDER / "trial.svg"]
-    shown = [run.path / CONFIG_FILE]
+    shown = []
     for session_dir in run.tables:
+        shown.append(session_dir.parent / CONFIG_FILE)
         graphs.append(session_dir / GRAPHS_FOLDER / "session.svg")
         shown += [session_dir / METRICS_FILE, session_dir / EVALUATIONS_FILE]
     newest = max(file.stat().st_mtime for file in shown if file.is_file())
@@ -118,7 +119,7 @@ def _evaluation_section(run: Run) -> Section:
         means = each.get("session_means", [])
         games = f"{each['episodes']} each" if means else str(each["episodes"])
         rows.append({
-            "file": each["file"].relative_to(run.path).as_posix(),
+            "file": os.path.relpath(each["file"], run.path),
             "full games": f"{games}, greedy" if each.get("greedy") else games,
             "mean": float(each["mean"]),
             "spread": interval_text(means) if means else f"std {number_text(each.get('std'))}",

@@ -1,5 +1,6 @@
 """A run as it was read from its directory, and the summary of its trial, RUN_DIR/trial.json."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from jaxrl_atari.algorithms.dialects import dialect_text
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs.games import Game, game_under
 from jaxrl_atari.envs.protocols import comparison_note
+from jaxrl_atari.errors import require
 from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
     align_sessions,
@@ -28,7 +30,17 @@ from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, session_number
 from jaxrl_atari.runs.progress import return_ma_window
-from jaxrl_atari.runs.reading import EarlyEnd, Table, read_early_end, read_sessions, read_verification
+from jaxrl_atari.runs.reading import (
+    EarlyEnd,
+    Table,
+    read_early_end,
+    read_sessions,
+    read_verification,
+    require_own_seed,
+)
+
+FREE_FIELDS = ("name", "output_dir", "devices", "trial", "log", "evaluation")
+"""Fields in which the runs of a merged trial may differ, besides the seed and the number of sessions."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +52,12 @@ class Run:
     tables: dict[Path, Table]  # session directory -> its metrics
     description: dict[str, Any]  # the content of config.json
     early_ends: dict[Path, EarlyEnd]  # session directory -> its early end, if it has one under the run's budget
+    seeds: dict[Path, int]  # session directory -> its seed
+
+    def session_name(self, session_dir: Path) -> str:
+        """The name of a session: `session_0`; in a merged run, with its own run: `qbert_b/session_0`."""
+        is_merged = session_dir.parent != self.path
+        return f"{session_dir.parent.name}/{session_dir.name}" if is_merged else session_dir.name
 
     @property
     def protocol(self) -> str:
@@ -81,13 +99,16 @@ def read_run(run_dir: Path, suite: Config | None = None) -> Run:
         suite: the config of its suite, whose number of sessions and budget count; None: those of the run's config.
 
     Raises:
-        UserError: the directory has no readable config, or no session with metrics.
+        UserError: the directory has no readable config, or no session with metrics; or a session was trained with
+            another seed than its number says.
     """
     config = read_config(run_dir)
     if suite is not None:
         config = replace(config, sessions=suite.sessions, total_env_steps=suite.total_env_steps)
     tables = read_sessions(run_dir, config.sessions)
     ends = {path: read_early_end(path) for path in tables}
+    for path in tables:
+        require_own_seed(config, path)
     return Run(
         path=run_dir,
         config=config,
@@ -96,7 +117,36 @@ def read_run(run_dir: Path, suite: Config | None = None) -> Run:
         early_ends={
             path: end for path, end in ends.items() if end is not None and end.holds_under(config.total_env_steps)
         },
+        seeds={path: config.seed + session_number(path) for path in tables},
     )
+
+
+def merge_runs(runs: Sequence[Run], path: Path) -> Run:
+    """Runs of one config with different seeds as one trial.
+
+    Args:
+        path: folder of the graphs and the report of the trial.
+
+    Raises:
+        ConfigError: the configs differ in more than seed, sessions and `FREE_FIELDS`; two sessions have one seed.
+    """
+    first = runs[0]
+    merged = replace(first, path=path, tables={}, early_ends={}, seeds={})
+    for run in runs:
+        same = {name: getattr(first.config, name) for name in ("seed", "sessions", *FREE_FIELDS)}
+        changed = changed_fields(first.config.to_dict(), replace(run.config, **same).to_dict())
+        for name, (expected, value) in changed.items():
+            require(
+                False, f"{run.path}: {name}", value, f"{expected}, as in {first.path}", "merge runs of one config"
+            )
+        for session_dir, seed in run.seeds.items():
+            expected = "a seed that no other session of the trial has"
+            require(seed not in merged.seeds.values(), f"{session_dir}: seed", seed, expected)
+            merged.seeds[session_dir] = seed
+        merged.tables.update(run.tables)
+        merged.early_ends.update(run.early_ends)
+    sessions = sum(run.config.sessions for run in runs)
+    return replace(merged, config=replace(first.config, sessions=sessions))
 
 
 def is_verified(session_dir: Path, table: Table) -> bool:
@@ -202,7 +252,7 @@ def trial_summary(run: Run) -> TrialSummary:
     game = run.game
     members = run.members
     sessions: list[dict[str, Any]] = [
-        {"session": path.name, "seed": config.seed + session_number(path), **session_metrics(table, game)}
+        {"session": run.session_name(path), "seed": run.seeds[path], **session_metrics(table, game)}
         for path, table in members.tables.items()
     ]
     means: dict[str, float | None] = dict.fromkeys(SESSION_METRICS)
@@ -232,7 +282,8 @@ def trial_summary(run: Run) -> TrialSummary:
         complete=run.is_complete(),
         unfinished_games=unfinished_games(run) if score is None else None,
         stopped={
-            path.name: {"env_steps": end.env_steps, "reason": end.reason} for path, end in run.early_ends.items()
+            run.session_name(path): {"env_steps": end.env_steps, "reason": end.reason}
+            for path, end in run.early_ends.items()
         },
         common_env_steps=members.common_env_steps,
         score=score,
@@ -245,5 +296,5 @@ def trial_summary(run: Run) -> TrialSummary:
         mean=means,
         std=stds,
         sessions=sessions,
-        left_out=[{"session": path.name, "reason": why} for path, why in members.left_out.items()],
+        left_out=[{"session": run.session_name(path), "reason": why} for path, why in members.left_out.items()],
     )

@@ -69,6 +69,20 @@ def latest_meta(session_dir: Path) -> dict[str, Any]:
         return {}
 
 
+def require_own_seed(config: Config, session_dir: Path) -> None:
+    """Raises `UserError` unless a session was trained with the seed that its number says, `seed + i`.
+
+    A session that was copied from another run would count as one that it is not.
+    """
+    expected = config.seed + session_number(session_dir)
+    seed = latest_meta(session_dir).get("seed", expected)
+    if seed != expected:
+        raise UserError(
+            f"{session_dir}: was trained with seed {seed}, and this session of the run has seed {expected};"
+            " keep it in its own run, and use `plots --merge`"
+        )
+
+
 def logged_env_steps(session_dir: Path) -> int:
     """Env steps of the newest log point that metrics.csv had at the latest checkpoint; 0 if that is not known."""
     return latest_meta(session_dir).get("logged_env_steps", 0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.errors import UserError, require_interface
+from jaxrl_atari.errors import InterfaceError, UserError, require_interface
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Writer

@@ -110,7 +110,10 @@ def run_training(
             say(f"{name}  failed: {failure}")
             failures[name] = failure
 
-    with _claim_for_all(config, wanted, is_new=before is None) as directory, _summary_if_stopped(directory):
+    with (
+        _claim_for_all(config, wanted, is_new=before is None) as directory,
+        _summary_if_stopped(config, directory),
+    ):
         say(f"{'resuming' if before else 'run directory:'} {directory}")
         if note:
             say(note)
@@ -219,7 +222,7 @@ def _claim_for_all(config: Config, wanted: Path | None, is_new: bool) -> Iterato
 
 
 @contextlib.contextmanager
-def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
+def _summary_if_stopped(config: Config, run_dir: Path) -> Iterator[None]:
     """Writes trial.json after a stop request, and raises `KeyboardInterrupt` with the command that goes on."""
     try:
         yield
@@ -228,7 +231,9 @@ def _summary_if_stopped(run_dir: Path) -> Iterator[None]:
             _save_summary(run_dir)
         if isinstance(interrupt, Stopped):  # in every process
             distributed.wait_for_all()
-        raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
+        if unfinished_sessions(config, run_dir):
+            raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
+        raise KeyboardInterrupt("stopped; every session has finished") from None
 
 
 def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, UserError]) -> TrialSummary:

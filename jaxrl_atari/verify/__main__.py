@@ -22,6 +22,7 @@ from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
+from jaxrl_atari.runs.reading import require_own_seed
 from jaxrl_atari.verify.recompute import verify_session
 
 
@@ -75,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _check(session_dir: Path, config: Config, options: Options) -> str:
     """Verifies a session or trains a part of it again. Returns the result in words, and raises as `main`."""
+    require_own_seed(config, session_dir)
     if options.retrain is not None:
         # Here, so that playing games again need not import Flax and orbax.
         from jaxrl_atari.verify.retrain import retrain

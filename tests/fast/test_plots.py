@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from sample_runs import FEW_COLUMNS, learning_table, table, write_run
 
+import jaxrl_atari.report.__main__ as report
 from jaxrl_atari import plots
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
@@ -50,6 +51,29 @@ def short(*returns):
 
 def lines(axes):
     return {line.get_label(): line.get_ydata(orig=False).tolist() for line in axes.lines}
+
+
+def test_runs_with_different_seeds_are_one_trial(tmp_path, capsys):
+    for seed in (3, 7):
+        run_dir = write_run(tmp_path / f"seed_{seed}", [short(1.0, float(seed))])
+        config = json.loads((run_dir / "config.json").read_text())
+        config["config"] |= {"seed": seed, "name": f"seed_{seed}"}
+        (run_dir / "config.json").write_text(json.dumps(config))
+    both = [str(tmp_path / "seed_3"), str(tmp_path / "seed_7"), "--merge", str(tmp_path / "both")]
+    plots.main(both)
+    shown = capsys.readouterr().out
+    assert "2 sessions: 2 and 4" in shown
+    assert "seed_3/session_0" in shown
+    assert (tmp_path / "both" / "graphs" / "trial.svg").is_file()
+    report.main(both)
+    page = (tmp_path / "both" / "report.html").read_text()
+    assert "seeds 3, 7" in page
+    with pytest.raises(UserError, match="seed_3/session_0: seed = 3: expected a seed that no other session"):
+        plots.main([both[0], *both])
+    config["config"]["ppo"]["gamma"] = 0.9
+    (run_dir / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=r"seed_7: ppo.gamma = 0.9: expected 0.99, as in "):
+        plots.main(both)
 
 
 def test_a_session_graph_shows_every_panel_with_its_unit(qbert):

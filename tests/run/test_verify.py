@@ -8,6 +8,7 @@ from small_training import KINDS
 from tampering import another_action, change_a_weight, edit_row, edit_segment, segment_paths, verify_status
 
 from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.plots import main as plots
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.verify.__main__ import main as verify
 
@@ -39,6 +40,16 @@ def test_a_changed_action_or_row_is_found_and_hides_no_other_session(run_dir, ca
     assert code == 1
     assert "return_mean is 99.5, the games give" in line
     assert not (run_dir / "session_1" / "verified.json").exists(), "it is not verified any more"
+
+
+def test_a_session_that_was_copied_from_another_is_refused(run_dir, capsys):
+    shutil.rmtree(run_dir / "session_1")
+    shutil.copytree(run_dir / "session_0", run_dir / "session_1")
+    with pytest.raises(UserError, match=r"session_1: was trained with seed 0, and this session .* has seed 1"):
+        verify([str(run_dir)])
+    assert "session_0  verified: " in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"was trained with seed 0"):
+        plots([str(run_dir)])
 
 
 def contents(folder):
