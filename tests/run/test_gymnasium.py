@@ -225,7 +225,6 @@ def env(game="Clock-v0", backend="gymnasium", **options):
     [
         ({"noop_max": 3}, "env.noop_max"),
         ({"protocol": "v5"}, "env.protocol"),
-        ({"options": {"a": (1, 2)}}, "env.options"),
         ({"options": {"a": [{"b": "os:system"}]}}, "env.options"),
         ({"game": "../x"}, "env.game"),
     ],

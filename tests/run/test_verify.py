@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from small_training import KINDS
@@ -40,6 +41,12 @@ def test_a_changed_action_or_row_is_found_and_hides_no_other_session(run_dir, ca
     assert code == 1
     assert "return_mean is 99.5, the games give" in line
     assert not (run_dir / "session_1" / "verified.json").exists(), "it is not verified any more"
+
+
+def test_the_shipped_agent_is_as_its_seeds_and_actions_say(capsys):
+    agent = Path(__file__).parents[2] / "agents" / "crazy_climber"
+    verify([str(agent), "--sample", "1"])  # all rows, and one piece of the games
+    assert capsys.readouterr().out.startswith("session_0  verified: 50 of 50 rows and ")
 
 
 def test_a_session_that_was_copied_from_another_is_refused(run_dir, capsys):
