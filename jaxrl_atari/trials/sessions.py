@@ -178,7 +178,7 @@ def reached_limit(log: LogConfig, row: Row) -> str:
         return f"return_mean {row['return_mean']:,.2f} has reached log.stop_at_return = {log.stop_at_return:,g}"
     hours = row["wall_seconds"] / 3600
     if log.stop_after_hours is not None and hours >= log.stop_after_hours:
-        return f"{hours:,.2f} hours of training have reached log.stop_after_hours = {log.stop_after_hours:g}"
+        return f"{hours:.3g} hours of training have reached log.stop_after_hours = {log.stop_after_hours:g}"
     return ""
 
 
