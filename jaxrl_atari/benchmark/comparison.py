@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.benchmark.measure import PARTS, spread
 from jaxrl_atari.cli.config_files import config_source
 from jaxrl_atari.config import Config, parse_value, set_fields
@@ -70,6 +71,8 @@ def make_sides(text: str, config: Config, part: str, seconds: float) -> Sides:
     require(differ, "--compare", text, "cpu,gpu or FIELD=VALUE,VALUE,... (different values)")
     name = field.replace("-", "_")
     configs = {value: set_fields(config, {name: parse_value(value)}) for value in chosen}
+    for each in configs.values():
+        check_config(each)  # before anything is measured
     return {f"{field}={value}": partial(run_side, configs[value], part, seconds) for value in chosen}
 
 

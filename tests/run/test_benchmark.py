@@ -80,7 +80,7 @@ def test_rates(clock, monkeypatch):
 
     def collect(*_, **__):
         clock.now += 1
-        return Collected([], 30, [], waiting_seconds=0.0, other_seconds=0.0)
+        return Collected([], 30, [], waiting_seconds=0.0, other_seconds=0.0, logged={})
 
     def iterations():
         while True:

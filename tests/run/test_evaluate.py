@@ -236,7 +236,7 @@ def snippet(page, word):
 
 
 def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
-    code = re.sub(r'"data/\w+"', repr(str(own_run)), snippet("environments.md", "make_env"))
+    code = re.sub(r'"data/\w+"', repr(str(own_run)), snippet("api/python.md", "make_env"))
     scope = {}
     exec(code, scope)
     policy, env = scope["policy"], scope["env"]
