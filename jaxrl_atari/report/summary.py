@@ -12,7 +12,7 @@ from jaxrl_atari.algorithms.dialects import dialect_text
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs.games import Game, game_under
 from jaxrl_atari.envs.protocols import comparison_note
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
     align_sessions,
@@ -136,9 +136,7 @@ def merge_runs(runs: Sequence[Run], path: Path) -> Run:
         same = {name: getattr(first.config, name) for name in ("seed", "sessions", *FREE_FIELDS)}
         changed = changed_fields(first.config.to_dict(), replace(run.config, **same).to_dict())
         for name, (expected, value) in changed.items():
-            require(
-                False, f"{run.path}: {name}", value, f"{expected}, as in {first.path}", "merge runs of one config"
-            )
+            raise ConfigError(f"{run.path}: {name}", value, f"{expected}, as in {first.path}")
         for session_dir, seed in run.seeds.items():
             expected = "a seed that no other session of the trial has"
             require(seed not in merged.seeds.values(), f"{session_dir}: seed", seed, expected)
