@@ -346,11 +346,10 @@ def open_session(
         else:
             target = abstract_arrays(network, algorithm, options, device=placement.home)
             arrays = resumed.to_devices("arrays", target)
-            params = arrays["train_state"].params
             if "acting" in resumed.items:
-                acting = resumed.to_devices("acting", params)
+                acting = resumed.to_devices("acting", arrays["train_state"].params)
             if "evaluation" in resumed.items:
-                evaluated = resumed.to_devices("evaluation", params)
+                evaluated = resumed.to_devices("evaluation", arrays["train_state"].params)
         learner = Learner(
             placement,
             network,

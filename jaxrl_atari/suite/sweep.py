@@ -113,13 +113,14 @@ def plan_sweep(config: Config, games: list[str], vary: Vary) -> SweepPlan:
     A value that is named twice counts once.
 
     Raises:
-        ConfigError: a combination of values that the config does not accept.
+        ConfigError: a combination of values that the config does not accept, or that does not name a directory.
     """
     vary = {name: list({value_text(value): value for value in values}.values()) for name, values in vary.items()}
     settings = {}
     for values in itertools.product(*vary.values()):
         fields = dict(zip(vary, values, strict=True))
         name = ",".join(f"{field}={value_text(value)}" for field, value in fields.items())
+        require(Path(name).name == name, "--vary", name, "values that make the name of a directory")
         settings[name] = set_fields(config, fields)
     return SweepPlan(config, games, vary, settings)
 
@@ -140,8 +141,8 @@ def write_plan(directory: Path, plan: SweepPlan) -> None:
 def _write(directory: Path, file: str, config: Config, **values: Any) -> None:
     """Writes a description, which has the history of earlier starts, without what differs between games."""
     described = describe(config, directory, file)
-    del described["game"], described["gae_lambda"]
-    write_json(directory / file, values | described)
+    shared = {name: value for name, value in described.items() if name not in ("game", "gae_lambda")}
+    write_json(directory / file, values | shared)
 
 
 def read_plan(directory: Path) -> SweepPlan:

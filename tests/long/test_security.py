@@ -106,7 +106,7 @@ def test_a_setting_of_a_sweep_lies_in_its_directory(tmp_path):
     (tmp_path / "sweep.json").write_text(
         json.dumps({"games": ["Pong"], "vary": {"network.name": [ELSEWHERE]}} | describe(CONFIG))
     )
-    with pytest.raises(UserError, match=r"sweep\.json: cannot be used .*name of a directory"):
+    with pytest.raises(UserError, match="expected values that make the name of a directory"):
         read_plan(tmp_path)
 
 
