@@ -12,6 +12,7 @@ from jaxrl_atari.algorithm import (
     Rollout,
     TrainState,
     as_numbers,
+    check_config,
     find_algorithm,
     new_key,
     resolved_options,
@@ -38,6 +39,7 @@ def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metric
         ConfigError: there is no such algorithm or network, or the minibatches do not suit the rollout.
         InterfaceError: one of them breaks a rule of its interface.
     """
+    check_config(config, devices=1)
     params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
     (device,) = params_key.devices()  # JAX's default device

@@ -251,7 +251,7 @@ class Collected(NamedTuple):
     games: list[FinishedGame]  # over all processes, by step, then by environment
     waiting_seconds: float  # for the emulators
     other_seconds: float  # the rest: policy, transfers, bookkeeping
-    logged: dict[str, float]  # means of what this process's environments have given in `info["log"]`
+    logged: dict[str, float]  # means of what `env.wrapper` has given in `info["log"]` in this process
 
 
 def collect(

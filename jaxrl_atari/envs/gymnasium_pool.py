@@ -233,15 +233,15 @@ class GymnasiumPool(EnvPool):
     def _recv(self) -> RawStep:
         self._frame, reward, terminated, truncated, info = self._envs.step(self._actions)
         self._steps += 1
-        for name, values in info.get("log", {}).items():
-            if not name.startswith("_"):  # `_name` says which environments have given a value
-                self.logged.setdefault(name, []).extend(values[info["log"][f"_{name}"]].tolist())
         for i in np.flatnonzero(~np.isfinite(reward)):
             raise UserError(
                 f"env.game: environment {i} returned the reward {reward[i]} in its step {self._steps:,}"
             )
         if not self._is_wrapped:
             return RawStep(self._frame, reward, terminated, truncated, self._lives(info))
+        for name, values in info.get("log", {}).items():
+            if not name.startswith("_"):  # `_name` says which environments have given a value
+                self.logged.setdefault(name, []).extend(values[info["log"][f"_{name}"]].tolist())
         known = info.get("_raw_reward", np.zeros(self.num_envs, bool))
         if not np.all(known | self._ended):
             raise UserError("env.wrapper: its step loses `info`; it has to return that of the environment")

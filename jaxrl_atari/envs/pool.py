@@ -120,7 +120,7 @@ class EnvPool(ABC):
         """Lives left in the newest step, int [n]."""
         self._ended = np.ones(num_envs, bool)
         self.logged: dict[str, list[float]] = {}
-        """Numbers that the environments have given in `info["log"]` since the caller last cleared this."""
+        """Numbers that `env.wrapper` has given in `info["log"]` since the caller last cleared this."""
 
     @abstractmethod
     def _reset(self) -> RawStep:

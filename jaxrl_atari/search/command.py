@@ -45,6 +45,7 @@ from jaxrl_atari.search.study import (
 from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
+from jaxrl_atari.trials.sessions import with_init_digest
 from jaxrl_atari.trials.slots import plan_search_slots
 
 CHANGEABLE_OPTIONS = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
@@ -114,7 +115,7 @@ def run_search(options: Options, before: Options | None) -> None:
             some have failed, the search has its result: the values in them are bad ones.
         KeyboardInterrupt: after a stop request, once all processes have ended.
     """
-    config = options.config
+    config = with_init_digest(options.config)
     search = options.search
     # Before anything is created.
     if search.address:

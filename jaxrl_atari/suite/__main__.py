@@ -98,8 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options, plan, before = parse_options(arguments)
     # Imported here, so that --help need not import Flax and orbax.
     from jaxrl_atari.suite.jobs import check_trainable, train_jobs, unfinished_jobs
+    from jaxrl_atari.trials.sessions import with_init_digest
 
     check_trainable(plan, options.address)
+    plan = plan_sweep(with_init_digest(plan.config), plan.games, plan.vary)
     with claim_run_dir(plan.config, options.directory, is_new=before is None) as directory:
         jobs = unfinished_jobs(directory, plan)
         if plan != before or jobs:

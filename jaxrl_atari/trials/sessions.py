@@ -61,15 +61,20 @@ def session_jobs(config: Config, run_dir: Path, label: str = "", first_position:
     ]
 
 
+def with_init_digest(config: Config) -> Config:
+    """The config with the digest of the parameters that `init_from` names: later sessions refuse others."""
+    if config.init_from is None or config.init_digest is not None:
+        return config
+    return replace(config, init_digest=digest_of(load_parameters(config.init_from, config.init_checkpoint)))
+
+
 def begin_run(config: Config, run_dir: Path) -> Config:
     """Writes config.json of a trial that starts. One that is resumed gets it once a session has made an update.
 
     Returns:
-        The config, with the digest of the parameters that `init_from` names.
+        The config, as `with_init_digest` returns it.
     """
-    if config.init_from and config.init_digest is None:
-        digest = digest_of(load_parameters(config.init_from, config.init_checkpoint))
-        config = replace(config, init_digest=digest)
+    config = with_init_digest(config)
     if not any(map(session_files, session_dirs(run_dir))):
         run_dir.mkdir(parents=True, exist_ok=True)
         write_json(run_dir / CONFIG_FILE, describe(config))

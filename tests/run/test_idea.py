@@ -77,6 +77,11 @@ def test_a_coefficient_that_is_not_declared_is_named():
         try_update(config)
 
 
+def test_sizes_that_do_not_fit_are_refused_by_a_trial_update():
+    with pytest.raises(ConfigError, match=r"ppo.minibatch_size = 300: expected a divisor"):
+        try_update(Config(ppo=PPOConfig(minibatch_size=300)))
+
+
 def test_a_reward_of_the_users():
     """The targets of hand-made steps: a lost life costs 1, and nothing beyond it counts."""
     exec(block("from jaxrl_atari import PPO, register_algorithm"), {})

@@ -16,7 +16,7 @@ from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer
-from jaxrl_atari.trials.sessions import reached_limit
+from jaxrl_atari.trials.sessions import reached_limit, with_init_digest
 
 TWO = change(TINY, sessions=2, total_env_steps=128)
 
@@ -114,6 +114,8 @@ def test_a_trial_starts_from_a_trained_network(trained, tmp_path, capsys):
     found = load_parameters(tmp_path / "from_file", "latest")
     assert all(np.array_equal(found[path], expected[path]) for path in expected)
 
+    again = with_init_digest(change(from_file, init_digest=None))  # as a suite and a search keep it
+    assert again == from_file
     np.savez(tmp_path / "mine.npz", **expected | {"value/bias": np.ones(1, np.float32)})
     with pytest.raises(UserError, match="holds other parameters than when the run began"):
         run_training(from_file, tmp_path / "changed")
