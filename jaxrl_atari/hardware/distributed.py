@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
+from jaxrl_atari.cli.signals import received
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.jax_settings import jax_config
@@ -61,6 +62,8 @@ def join_processes(options: DevicesConfig) -> None:
             joined = thread.apply_async(jax.distributed.initialize, kwds=arguments)
             while not joined.ready():
                 joined.wait(0.2)
+                if received:  # Python swallows an interrupt in a callback, such as one of the garbage collector
+                    raise KeyboardInterrupt
             joined.get()
     except (RuntimeError, ValueError) as error:
         hint = ""
