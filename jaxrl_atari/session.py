@@ -19,7 +19,6 @@ from jaxrl_atari.errors import Stopped
 from jaxrl_atari.evaluate.during_training import Evaluator
 from jaxrl_atari.first_state import abstract_arrays, first_arrays, initial_parameters
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
-from jaxrl_atari.hardware.jax_settings import numeric_settings
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
 from jaxrl_atari.learner import Learner, PendingMetrics
@@ -28,7 +27,6 @@ from jaxrl_atari.rollout import collect
 from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
-from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due, return_ma_window
 from jaxrl_atari.runs.run_dir import claim_session_dir
@@ -201,7 +199,7 @@ class Session:
             self.save(progress.statistics.mean_return())
 
     def save(self, return_mean: float | None) -> None:
-        """Writes a checkpoint, the actions that led to it, and its digests. Only the leader writes.
+        """Writes a checkpoint and the actions that led to it. Only the leader writes.
 
         It first waits for the newest update, which has to be sound.
 
@@ -219,19 +217,11 @@ class Session:
         if self.checkpoints is None:
             return
         games, segments = self.environments.cut_segments()
-        session_dir = self.checkpoints.session_dir
         if segments and self.config.log.actions:
-            write_segment(session_dir, segments, finished, self.config.ppo.rollout_length)
+            write_segment(self.checkpoints.session_dir, segments, finished, self.config.ppo.rollout_length)
         if self.evaluator is not None:
             self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
-        digests = self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), return_mean)
-        # Whether an evaluation is running now depends on the machine's speed, so its digest would differ between
-        # equal runs.
-        kept = {name: digest for name, digest in digests.items() if not name.startswith("evaluation/")}
-        written = WrittenCheckpoint(
-            progress.env_steps, progress.updates, kept, self.config.to_dict(), self.provenance
-        )
-        add_digests(session_dir, written)
+        self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), return_mean)
 
     def _arrays(self) -> dict[str, Any]:
         """The items of a checkpoint except those of the games: name -> pytree."""
@@ -247,9 +237,7 @@ class Session:
             "config": self.config.to_dict(),
             "num_actions": self.environments.num_actions,
             "device": self.describe_devices(),
-            "compute_dtype": self.network.dtype.name,
-            "coefficients": self.provenance["coefficients"],
-            "numeric_settings": numeric_settings(),
+            "provenance": self.provenance,
             "seed": self.seed,
             "game_seed": self.environments.game_seed,
             **self.progress.state(),
@@ -272,7 +260,7 @@ class Session:
             return
         self.log.read_newest()
         self.log.last_point(learning_rate(self.config, self.progress.env_steps))
-        # A session that has trained nothing leaves the checkpoint, and its digests, to the one that trained it.
+        # A session that has trained nothing leaves the checkpoint to the one that trained it.
         if self.progress.saved_env_steps < self.progress.env_steps:
             self.save(self.progress.statistics.mean_return() if self.is_over else None)
         if self.evaluator is not None:

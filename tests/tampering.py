@@ -1,12 +1,11 @@
 """Changes to what a run has recorded, and the command `verify`, which is to find them."""
 
-import json
 import shutil
 import threading
 
 import numpy as np
 import pytest
-from small_training import abstract_arrays
+from small_training import abstract_arrays, edit_meta
 
 from jaxrl_atari import cli
 from jaxrl_atari.runs.actions import segments
@@ -48,12 +47,12 @@ def edit_row(path, column, text):
     path.write_text("\n".join(map(",".join, [header, *rows])) + "\n")
 
 
-def edit_digests(session_dir, edit):
-    path = session_dir / "digests.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    for line in lines:
-        edit(line)
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+def edit_metas(session_dir, edit):
+    """Changes the metas of all checkpoints but the oldest one, and signs them again."""
+    for step in Checkpoints(session_dir).env_steps()[1:]:
+        meta = Checkpoints(session_dir).read_meta(step)
+        edit(meta)
+        edit_meta(session_dir, step, **meta)
 
 
 def change_a_weight(session_dir, config):

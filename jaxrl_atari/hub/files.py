@@ -13,7 +13,6 @@ from jaxrl_atari.runs.layout import (
     ACTIONS_FOLDER,
     CODE_FOLDER,
     CONFIG_FILE,
-    DIGESTS_FILE,
     EVALUATIONS_FILE,
     GRAPHS_FOLDER,
     HUB_VIDEO_FILE,
@@ -38,10 +37,7 @@ FILES = (
     f"{CODE_FOLDER}/*",
     HUB_VIDEO_FILE,
 )
-"""Files of a run and of its sessions that are pushed along with the checkpoints.
-
-With the latest checkpoints, the `DIGESTS_FILE` is pushed too, for `verify --retrain`.
-"""
+"""Files of a run and of its sessions that are pushed along with the checkpoints."""
 
 
 def fill_repository(folder: Path, run_dir: Path, repo_id: str, checkpoint: CheckpointChoice) -> None:
@@ -58,9 +54,8 @@ def fill_repository(folder: Path, run_dir: Path, repo_id: str, checkpoint: Check
     """
     run = read_run(run_dir)
     policies = _policies(run, checkpoint)
-    patterns = (*FILES, DIGESTS_FILE) if checkpoint == "latest" else FILES
     for directory in (run.path, *run.tables):
-        for path in (found for pattern in patterns for found in directory.glob(pattern) if found.is_file()):
+        for path in (found for pattern in FILES for found in directory.glob(pattern) if found.is_file()):
             copy = folder / path.relative_to(run.path)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)

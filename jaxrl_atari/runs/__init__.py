@@ -24,7 +24,6 @@ What a session resumes from
 
 What `verify` needs
     actions.py       the log of actions, with the seeds and scores of all games
-    digests.py       the digests of all checkpoints, for `verify --retrain`
 
 What a search keeps
     journal.py       the study, which Optuna writes

@@ -239,7 +239,7 @@ class Checkpoints:
         items: dict[str, Any],
         meta: dict[str, Any],
         return_mean: float | None,
-    ) -> dict[str, str]:
+    ) -> None:
         """Writes a checkpoint, and removes those that are no longer kept.
 
         Args:
@@ -247,9 +247,6 @@ class Checkpoints:
             meta: JSON values.
             return_mean: the best checkpoint is the one with the highest value. One without a value (None or NaN)
                 is the best only while no other has one.
-
-        Returns:
-            `ITEM/PATH` of each array -> digest of its bytes.
 
         Raises:
             UserError: it cannot be written, for example because the disk is full.
@@ -259,11 +256,6 @@ class Checkpoints:
         described = {
             name: {"shapes": array_shapes(tree), "checksums": array_digests(host[name])}
             for name, tree in items.items()
-        }
-        digests = {
-            f"{name}/{leaf}": array_digest
-            for name, each in described.items()
-            for leaf, array_digest in each["checksums"].items()
         }
         meta = meta | described.pop("arrays") | {
             "items": described,
@@ -281,7 +273,6 @@ class Checkpoints:
                 f"{path}: the checkpoint could not be written ({reason(error)}); fix the cause, then use --resume"
             ) from error
         self._remove_old(being_evaluated=meta.get("evaluated_env_steps", 0))
-        return digests
 
     def _remove_leftovers(self) -> None:
         """Removes what a killed process has left of a checkpoint, and makes the directory of new ones."""

@@ -229,10 +229,10 @@ def resume_text(before: dict[str, Any], now: dict[str, Any]) -> str:
         now: meta of the next checkpoint.
     """
     text = f"resumed at {before['env_steps']:,} env steps (update {before['updates']:,})"
-    saved = [name for name in ("compute_dtype", "numeric_settings", "coefficients") if name in before]
-    changed = changed_fields({name: before[name] for name in saved}, {name: now[name] for name in saved})
-    for name, (old, new) in changed.items():
-        text += f"; {name} {old} -> {new}, so numbers may differ from here on"
+    saved = before.get("provenance", now["provenance"])
+    for name, (old, new) in changed_fields(saved, now["provenance"]).items():
+        if name.startswith(("compute_dtype", "numeric_settings", "coefficients")):
+            text += f"; {name} {old} -> {new}, so numbers may differ from here on"
     return text
 
 

@@ -9,7 +9,7 @@ RUN_DIR/.lock           locked while a process trains in the directory; each ses
 RUN_DIR/session_<i>/    session i of the trial:
     metrics.csv, evaluations.csv   log points; evaluations during training (`tables.py`)
     checkpoints/<env_steps>/       see `checkpoints.py`
-    actions/, digests.jsonl        all actions, and the digests of all checkpoints: what `verify` needs
+    actions/                       all actions, which `verify` plays again (`actions.py`)
     stopped.json, verified.json    why the session ended early; what `verify` found
     events.out.tfevents.*          for TensorBoard
     wandb_id                       the session's run on Weights & Biases
@@ -65,7 +65,6 @@ METRICS_FILE = "metrics.csv"
 EVALUATIONS_FILE = "evaluations.csv"
 CHECKPOINTS_FOLDER = "checkpoints"
 ACTIONS_FOLDER = "actions"
-DIGESTS_FILE = "digests.jsonl"
 WANDB_FILE = "wandb_id"
 STOPPED_FILE = "stopped.json"
 """What ended a session before its budget was spent, other than a stop request: `stop` of `run_training`."""

@@ -6,11 +6,9 @@ from pathlib import Path
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.runs.actions import cut_segments
-from jaxrl_atari.runs.digests import read_digests
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import (
     ACTIONS_FOLDER,
-    DIGESTS_FILE,
     EVALUATIONS_FILE,
     METRICS_FILE,
     VERIFIED_FILE,
@@ -51,7 +49,6 @@ def open_logs(
         outputs.add(WandbWriter(config, session_dir, run_id))
     if starts_anew:
         _set_aside_logs(session_dir, outputs.message)
-    read_digests(session_dir)  # the session adds to them when it has trained
     evaluations_until = progress.evaluated_env_steps
     if was_evaluating:
         evaluations_until -= 1  # the row of that evaluation may have been written after the checkpoint
@@ -70,7 +67,7 @@ def open_logs(
 def _set_aside_logs(session_dir: Path, say: Callable[[str], object]) -> None:
     """Renames the logs of a session that has no checkpoint."""
     kept = []
-    for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER, DIGESTS_FILE):
+    for name in (METRICS_FILE, EVALUATIONS_FILE, WANDB_FILE, ACTIONS_FOLDER):
         path = session_dir / name
         if path.exists():
             kept.append(path.rename(unused(path)).name)

@@ -37,8 +37,8 @@ class Options(WithImports):
     sample: Annotated[int | None, Limits(1)] = None
     """Play only this many random pieces of the games; a piece starts from one seed. None: all of them."""
     retrain: Annotated[int | None, ENV_STEPS] = None
-    """Instead of playing, train from the kept checkpoint at this env step to the next one that was written, on the
-    same software, device and threads, and compare all bits. Nothing in the run is changed."""
+    """Instead of playing, train from the checkpoint at this env step to the next one that is kept, on the same
+    software, device and threads, and compare all bits. Nothing in the run is changed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

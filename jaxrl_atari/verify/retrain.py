@@ -1,8 +1,8 @@
-"""Training a part of a session again, from a kept checkpoint to the next one that was written.
+"""Training a part of a session again, from a kept checkpoint to the next one.
 
 The log of actions shows what was played, but not that the parameters of the network chose it. Where a resumed
 session repeats an uninterrupted one bit for bit, training from one checkpoint must arrive at the next one, whose
-digests are in `digests.jsonl`. Where a known cause may give honest training other bits, a `UserError` names
+meta has the digests of its arrays. Where a known cause may give honest training other bits, a `UserError` names
 it, and `VerificationFailed` is not raised.
 """
 
@@ -10,18 +10,18 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jaxrl_atari.config import Config, LogConfig, changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.imports import passed_on
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.digests import WrittenCheckpoint, read_digests
 from jaxrl_atari.runs.layout import checkpoint_path, session_number
 from jaxrl_atari.session import iterations, open_session
 
 
 def retrain(session_dir: Path, start: int) -> str:
-    """Trains from the checkpoint at `start` env steps to the next one that was written, and compares bits.
+    """Trains from the checkpoint at `start` env steps to the next one that is kept, and compares bits.
 
     Nothing in the session's directory is changed.
 
@@ -32,24 +32,26 @@ def retrain(session_dir: Path, start: int) -> str:
         VerificationFailed: training arrives at other bits.
         UserError: the part cannot be trained again here, or other bits would prove nothing.
     """
-    meta = Checkpoints(session_dir).read_meta(start)
+    checkpoints = Checkpoints(session_dir)
+    meta = checkpoints.read_meta(start)
     if meta.get("parameters_only"):
         raise UserError("the checkpoint holds the parameters alone; ask its owner for the whole run")
-    target = next((written for written in read_digests(session_dir) if written.env_steps > start), None)
-    if target is None:
-        raise UserError(f"no later checkpoint was written after {start:,} env steps")
-    config = _for_retraining(config_from_dict(target.config))
+    later = [env_steps for env_steps in checkpoints.env_steps() if env_steps > start]
+    if not later:
+        raise UserError(f"no later checkpoint than that at {start:,} env steps is kept")
+    target = checkpoints.read_meta(later[0])
+    config = _for_retraining(config_from_dict(target["config"]))
     before = _for_retraining(config_from_dict(meta["config"]))
     if changed := changed_fields(before.to_dict(), config.to_dict()):
         raise UserError(f"the config was changed before the next checkpoint ({', '.join(changed)})")
-    if target.provenance["gpu_software"] and not config.devices.deterministic:
+    if target["provenance"]["gpu_software"] and not config.devices.deterministic:
         raise UserError(
             "it was trained on a GPU without devices.deterministic, where two runs may have other bits"
         )
     arrived = _train_again(config, session_dir, start, target)
     _compare(target, arrived)
-    arrays = f"all bits of {len(target.digests)} arrays are equal"
-    return f"retrained: from {start:,} to {target.env_steps:,} env steps, {arrays}"
+    arrays = f"all bits of {len(_digests(target))} arrays are equal"
+    return f"retrained: from {start:,} to {target['env_steps']:,} env steps, {arrays}"
 
 
 def _for_retraining(config: Config) -> Config:
@@ -74,11 +76,11 @@ def _for_retraining(config: Config) -> Config:
     )
 
 
-def _train_again(config: Config, session_dir: Path, start: int, target: WrittenCheckpoint) -> WrittenCheckpoint:
-    """Trains a copy of a session from its checkpoint at `start` env steps up to the env steps of `target`.
+def _train_again(config: Config, session_dir: Path, start: int, target: dict[str, Any]) -> dict[str, Any]:
+    """Trains a copy of a session from its checkpoint at `start` env steps up to the env steps of `target`, a meta.
 
     Returns:
-        The checkpoint at which it arrives.
+        The meta of the checkpoint at which it arrives.
 
     Raises:
         UserError: other bits are expected here.
@@ -89,35 +91,50 @@ def _train_again(config: Config, session_dir: Path, start: int, target: WrittenC
         with open_session(config, copy, session_number(session_dir), resume=True) as session:
             # Most commits change no number: the revision is named only if the bits differ.
             here = session.provenance | {"git_revision": None}
-            if changed := changed_fields(target.provenance | {"git_revision": None}, here):
+            if changed := changed_fields(target["provenance"] | {"git_revision": None}, here):
                 differences = ", ".join(f"{field} {was} -> {present}" for field, (was, present) in changed.items())
                 hint = "use the software and the devices of the training"
                 raise UserError(f"cannot be compared here, where bits may differ ({differences}); {hint}")
             if session.environments.why_new:
                 raise UserError(f"its games cannot continue here ({session.environments.why_new})")
             for _ in iterations(session):
-                if session.progress.env_steps >= target.env_steps:
+                if session.progress.env_steps >= target["env_steps"]:
                     break
             session.save(None)
-        (arrived,) = read_digests(copy)
-    return arrived
+        checkpoints = Checkpoints(copy)
+        return checkpoints.read_meta(checkpoints.env_steps()[-1])
 
 
-def _compare(target: WrittenCheckpoint, arrived: WrittenCheckpoint) -> None:
-    """Compares where a session arrives with the checkpoint that it wrote in training.
+def _digests(meta: dict[str, Any]) -> dict[str, str]:
+    """`ITEM/PATH` of each array of a checkpoint with this meta -> its digest.
+
+    An item `evaluation` is left out: whether an evaluation is running depends on the machine's speed.
+    """
+    items = {"arrays": meta, **meta["items"]}
+    return {
+        f"{item}/{path}": digest
+        for item, described in items.items()
+        if item != "evaluation"
+        for path, digest in described["checksums"].items()
+    }
+
+
+def _compare(target: dict[str, Any], arrived: dict[str, Any]) -> None:
+    """Compares the meta of the checkpoint where a session arrives with that of the one written in training.
 
     Raises:
         VerificationFailed: it arrives at other bits.
         UserError: it does, but the code may have changed since the training, so this proves nothing.
     """
-    different = sorted(path for path, digest in target.digests.items() if arrived.digests.get(path) != digest)
+    expected, found = _digests(target), _digests(arrived)
+    different = sorted(path for path, digest in expected.items() if found.get(path) != digest)
     if not different:
         return
     problem = (
-        f"{len(different)} of {len(target.digests)} arrays differ from those written at {target.env_steps:,} env"
+        f"{len(different)} of {len(expected)} arrays differ from those written at {target['env_steps']:,} env"
         f" steps, first {different[0]}"
     )
-    then, now = target.provenance["git_revision"], arrived.provenance["git_revision"]
+    then, now = target["provenance"]["git_revision"], arrived["provenance"]["git_revision"]
     other = ""
     if then != now or (now or "").endswith("+"):
         other = f"the code was {then} and is {now} now (+: with changes that are not committed)"

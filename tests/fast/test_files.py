@@ -11,7 +11,6 @@ from small_training import TINY, change
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
 from jaxrl_atari.runs.description import describe, read_config
-from jaxrl_atari.runs.digests import WrittenCheckpoint, add_digests, read_digests
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, make_run_dir
 
@@ -93,12 +92,6 @@ def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeyp
     own.unlink()
     (line,) = keep_code(tmp_path)
     assert "is not kept" in line
-
-
-def test_a_checkpoint_that_a_resume_writes_anew_replaces_the_digests_of_later_ones(tmp_path):
-    for env_steps, digest in ((10, "a"), (20, "b"), (30, "c"), (20, "d")):
-        add_digests(tmp_path, WrittenCheckpoint(env_steps, 1, {"arrays/key": digest}, {}, {}))
-    assert [each.digests["arrays/key"] for each in read_digests(tmp_path)] == ["a", "d"]
 
 
 # --- config.json -------------------------------------------------------------------------------------------------

@@ -111,14 +111,11 @@ def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
 
 
 def test_a_resume_names_what_may_change_its_numbers():
-    before = {"env_steps": 10, "updates": 1, "compute_dtype": "float32", "coefficients": {"z_loss": 0.1}}
-    before["numeric_settings"] = {"xla_threads": 2}
+    provenance = {"compute_dtype": "float32", "coefficients": {"z_loss": 0.1}, "numeric_settings": {"threads": 2}}
+    before = {"env_steps": 10, "updates": 1, "provenance": {**provenance, "python": "3.11"}}
     assert "differ" not in resume_text(before, before)
-    now = {
-        "compute_dtype": "bfloat16",
-        "coefficients": {"z_loss": 0.2},
-        "numeric_settings": {"xla_threads": 3},
-    }
-    text = resume_text(before, now)
-    for change_of in ("compute_dtype float32 -> bfloat16", "coefficients.z_loss 0.1 -> 0.2", "xla_threads 2 -> 3"):
+    now = {"compute_dtype": "bfloat16", "coefficients": {"z_loss": 0.2}, "numeric_settings": {"threads": 3}}
+    text = resume_text(before, {"provenance": {**now, "python": "3.12"}})
+    assert "python" not in text
+    for change_of in ("compute_dtype float32 -> bfloat16", "coefficients.z_loss 0.1 -> 0.2", "threads 2 -> 3"):
         assert f"{change_of}, so numbers may differ" in text

@@ -219,14 +219,6 @@ def test_a_session_that_is_refused_leaves_its_logs_as_they_were(session_with_log
     assert contents(session_with_logs) == before
 
 
-def test_damaged_digests_are_refused_before_a_log_is_cut(session_with_logs):
-    (session_with_logs / "digests.jsonl").write_text("{")
-    before = contents(session_with_logs)
-    with pytest.raises(UserError, match=r"digests\.jsonl: damaged"):
-        open_at(session_with_logs, 100)
-    assert contents(session_with_logs) == before
-
-
 def test_a_session_continues_its_run_of_wandb_and_one_that_starts_anew_begins_another(
     session_with_logs, monkeypatch
 ):
