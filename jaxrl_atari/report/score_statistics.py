@@ -17,7 +17,7 @@ normalised by game. Leading axes hold further such suites.
   f (sum_m v_m)² / sum_m v_m². Here v_m is the variance of game m's value in the statistic, and f is N - 1, summed
   over the suites. The median and the IQM are no means of such values, and the game's mean stands in.
 
-benchmarks/coverage.py measures how often the intervals cover the true value; docs/compare.md has the table.
+benchmarks/coverage.py measures how often the intervals cover the true value; docs/compare.md has the figures.
 
 Two trials of one game are compared by Welch's t test (`difference`).
 """
