@@ -20,8 +20,8 @@ import numpy as np
 import optax
 from flax.core import FrozenDict
 
-from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig, check_coefficients
-from jaxrl_atari.errors import UNREGISTERED, InterfaceError, require, require_interface
+from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig
+from jaxrl_atari.errors import UNREGISTERED, require, require_interface
 from jaxrl_atari.networks import Apply, Observation, is_recurrent, make_network
 
 # --- Data --------------------------------------------------------------------------------------------------------
@@ -282,10 +282,9 @@ def register_algorithm(name: str, algorithm: Algorithm) -> None:
         name: a new name. A later algorithm of the same name replaces the earlier one.
 
     Raises:
-        ConfigError: the name is taken by the package, or a coefficient is no number.
+        ConfigError: the name is taken by the package.
     """
     require(name not in SHIPPED, "algorithm", name, "a new name", "the package ships one of this name")
-    check_coefficients(algorithm.coefficients, f"algorithm {name}: coefficients")
     _registered[name] = algorithm._replace(coefficients=FrozenDict(algorithm.coefficients))
 
 
@@ -338,21 +337,6 @@ _STATIC_OPTIONS = [option.name for option in fields(PPOConfig) if option.name no
 jax.tree_util.register_dataclass(PPOConfig, TRACED_OPTIONS, _STATIC_OPTIONS)
 
 
-class Coefficients(dict[str, Any]):
-    """The coefficients in force: name -> number."""
-
-    def __missing__(self, name: str) -> Any:
-        declared = f"a coefficient that the algorithm declares, which are: {', '.join(self) or 'none'}"
-        raise InterfaceError("options.coefficients", name, declared, "add it to `coefficients` of the `Algorithm`")
-
-
-jax.tree_util.register_pytree_node(
-    Coefficients,
-    lambda coefficients: (tuple(coefficients.values()), tuple(coefficients)),
-    lambda names, values: Coefficients(zip(names, values, strict=True)),
-)
-
-
 def resolved_options(config: Config) -> PPOConfig:
     """The options `ppo.*` in force: lambda and each coefficient of the algorithm are numbers.
 
@@ -365,7 +349,7 @@ def resolved_options(config: Config) -> PPOConfig:
         expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
         hint = "--ppo.coefficients '{}' chooses none"
         require(name in defaults, f"ppo.coefficients.{name}", value, expected, hint)
-    coefficients = Coefficients({name: float(chosen.get(name, default)) for name, default in defaults.items()})
+    coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
     return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
 
 

@@ -7,6 +7,7 @@ Lab has published, with a lambda for each game: "the published spec". configs/di
 (Schulman et al. 2017), CleanRL and stable-baselines3.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -32,10 +33,17 @@ class Limits(NamedTuple):
     high: float = math.inf
 
 
-GpuOption = Annotated[bool | int | Literal["auto"], Limits(0, 4_095)]
+UNLIMITED = Limits()
+PositiveInt = Annotated[int, Limits(1)]
+NonNegativeInt = Annotated[int, Limits(0)]
+Fraction = Annotated[float, Limits(0.0, 1.0)]
+NonNegativeFloat = Annotated[float, Limits(0.0)]
+PositiveFloat = Annotated[float, Limits(1e-6)]
+
+GpuOption = bool | NonNegativeInt | Literal["auto"]
 """`auto`, `true`, `false` or the index of a GPU; see `hardware.choice.choose_device`."""
 
-GpuOrLearner = Annotated[bool | int | Literal["auto", "learner"], Limits(0, 4_095)]
+GpuOrLearner = bool | NonNegativeInt | Literal["auto", "learner"]
 """A `GpuOption`, or `learner`: the learner's own device."""
 
 
@@ -66,28 +74,28 @@ class EnvConfig:
     protocol: Literal["auto", "v5", "classic", "machado"] = "auto"
     """`v5`: sticky actions 0.25; `classic`: NoFrameskip-v4, no sticky actions; `machado`: as Machado et al. 2018
     recommend; `auto`: as the game's name implies, else v5."""
-    sticky_actions: Annotated[float | None, Limits(0.0, 1.0)] = None
+    sticky_actions: Fraction | None = None
     """Probability that an emulator frame repeats the action of the frame before."""
     full_action_space: bool | None = None
     """All 18 actions instead of the game's minimal action set."""
     life_loss_terminal: bool | None = None
     """A lost life is a terminal for learning; the game continues."""
-    noop_max: Annotated[int | None, Limits(0, 1_000)] = None
+    noop_max: NonNegativeInt | None = None
     """Upper limit for the random number of no-ops at the start of a game."""
     fire_on_reset: bool | None = None
     """Press FIRE at the start of a game, if it is in the action set."""
-    max_frames: Annotated[int | None, Limits(8, 10_000_000)] = None
+    max_frames: Annotated[int, Limits(8)] | None = None
     """Emulator frames after which a game is truncated (108,000 frames = 30 minutes of play)."""
     clip_rewards: bool | None = None
     """Clip rewards to [-1, 1] for learning. Scores are always sums of raw rewards."""
-    num_envs: Annotated[int, Limits(1, 65_536)] = 16
+    num_envs: PositiveInt = 16
     """Environments stepped in parallel (B)."""
-    num_groups: Annotated[int, Limits(0, 64)] = 0
+    num_groups: NonNegativeInt = 0
     """Groups of environments on each of the learner's devices. They alternate: one steps while the policy acts for
     another. 0: one. Two can be faster on a GPU with more environments than cores."""
-    num_threads: Annotated[int, Limits(0, 4_096)] = 0
+    num_threads: NonNegativeInt = 0
     """Emulator threads of each group of environments. 0: one per core. `gymnasium` has none."""
-    anchor_steps: Annotated[int, Limits(0, 10**9)] = 0
+    anchor_steps: NonNegativeInt = 0
     """Steps of an environment after which its next game starts from a seed of its own, so that a resumed session
     can play it again from there. 0: 15,625, and more with 32 or more environments. Only `ale`."""
 
@@ -135,12 +143,8 @@ class EnvConfig:
         if self.backend == "gymnasium":
             if self.atari_game is not None:
                 settings["backend"] = self.backend
-            if self.image_key is not None:
-                settings["image_key"] = self.image_key
-            if self.wrapper is not None:
-                settings["wrapper"] = self.wrapper
-            if self.options:
-                settings["options"] = self.options
+            chosen = {name: getattr(self, name) for name in ("image_key", "wrapper", "options")}
+            settings |= {name: value for name, value in chosen.items() if value}
         return protocol_text(self.protocol_name, self.rules, settings)
 
     def check(self) -> None:
@@ -148,15 +152,10 @@ class EnvConfig:
         if self.backend == "gymnasium":
             self._check_gymnasium()
         else:
-            for name, usual in (
-                ("options", {}),
-                ("image_key", None),
-                ("wrapper", None),
-                ("vectorization_mode", "sync"),
-            ):
+            for name in ("options", "image_key", "wrapper"):
                 value = getattr(self, name)
-                expected = f"{usual!r} with env.backend = {self.backend}"
-                require(value == usual, f"env.{name}", value, expected, "add --env.backend gymnasium")
+                expected = f"nothing with env.backend = {self.backend}"
+                require(not value, f"env.{name}", value, expected, "add --env.backend gymnasium")
         if self.atari_game is not None:
             implied = parse_game(self.game)[1]
             require(
@@ -201,35 +200,35 @@ class PPOConfig:
 
     # `algorithm.py` makes this class a pytree, an argument of `jax.jit`. Its leaves are `TRACED_OPTIONS`.
 
-    rollout_length: Annotated[int, Limits(1, 65_536)] = 128
+    rollout_length: PositiveInt = 128
     """Env steps per environment between two updates (T)."""
-    epochs: Annotated[int, Limits(1, 1_000)] = 4
+    epochs: PositiveInt = 4
     """Passes over each rollout."""
-    minibatch_size: Annotated[int, Limits(1, 2**31 - 1)] = 256
+    minibatch_size: PositiveInt = 256
     """Samples per gradient step, over all devices."""
-    learning_rate: Annotated[float, Limits(0.0, 1.0), TRACED] = 2.5e-4
+    learning_rate: Annotated[Fraction, TRACED] = 2.5e-4
     """Adam's step size; with anneal_learning_rate, that of the first update."""
     anneal_learning_rate: bool = True
     """The learning rate falls linearly to zero at total_env_steps, changing once per update."""
-    adam_epsilon: Annotated[float, Limits(1e-12, 1.0)] = 1e-5
+    adam_epsilon: NonNegativeFloat = 1e-5
     """Adam's epsilon."""
-    weight_decay: Annotated[float, Limits(0.0, 10.0)] = 0.01
+    weight_decay: NonNegativeFloat = 0.01
     """Decoupled weight decay of all parameters, biases included (AdamW). The published spec does not set it, so
     PyTorch's default, 0.01, applies there; 0 gives Adam."""
-    gamma: Annotated[float, Limits(0.0, 1.0), TRACED] = 0.99
+    gamma: Annotated[Fraction, TRACED] = 0.99
     """Discount per env step."""
-    gae_lambda: Annotated[float | None, Limits(0.0, 1.0), TRACED] = None
+    gae_lambda: Annotated[Fraction | None, TRACED] = None
     """Lambda of generalised advantage estimation. None: under `classic` 0.95, that of most references; else the
     value that SLM Lab tuned for the game under `v5`, or 0.95."""
-    clip_epsilon: Annotated[float, Limits(1e-6, 10.0), TRACED] = 0.1
+    clip_epsilon: Annotated[PositiveFloat, TRACED] = 0.1
     """Clip range of the probability ratio and of the value."""
-    entropy_coef: Annotated[float, Limits(0.0, 10.0), TRACED] = 0.01
+    entropy_coef: Annotated[NonNegativeFloat, TRACED] = 0.01
     """Weight of the entropy bonus; with entropy_coef_end, that of the first update."""
-    entropy_coef_end: Annotated[float | None, Limits(0.0, 10.0), TRACED] = None
+    entropy_coef_end: Annotated[NonNegativeFloat | None, TRACED] = None
     """Weight of the entropy bonus at total_env_steps: it changes linearly, once per update. None: entropy_coef."""
-    value_coef: Annotated[float, Limits(0.0, 100.0), TRACED] = 0.5
+    value_coef: Annotated[NonNegativeFloat, TRACED] = 0.5
     """Weight of the value loss."""
-    max_grad_norm: Annotated[float, Limits(1e-6, 1e6)] = 0.5
+    max_grad_norm: PositiveFloat = 0.5
     """Gradients are scaled down to this global norm."""
     anneal_clip_epsilon: bool = False
     """The clip range falls linearly to zero at total_env_steps, as the learning rate does."""
@@ -247,7 +246,7 @@ class PPOConfig:
     """`stratified`: each minibatch has equally many samples of each environment, if their number divides the
     minibatch size, else of each block of environments. `uniform`: any samples, which needs a single device. With a
     recurrent network, both draw environments, and a minibatch has all steps of each."""
-    target_kl: Annotated[float | None, Limits(0.0, 100.0)] = None
+    target_kl: NonNegativeFloat | None = None
     """An update ends after the first epoch whose mean approx_kl exceeds this. None: it runs all epochs.
     CleanRL asks the last minibatch of an epoch instead; SB3 stops within an epoch, at 1.5 times the value."""
     coefficients: Annotated[dict[str, float], TRACED] = field(default_factory=dict, hash=False)
@@ -257,13 +256,6 @@ class PPOConfig:
 
 TRACED_OPTIONS = tuple(option.name for option in dataclasses.fields(PPOConfig) if TRACED in get_args(option.type))
 """The options of PPO that are marked `TRACED`, such as `learning_rate`."""
-
-
-def check_coefficients(coefficients: Mapping[str, float], name: str) -> None:
-    """Raises `ConfigError` unless all coefficients are finite numbers. They are called `name` in the error."""
-    for each, value in coefficients.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        require(is_number and math.isfinite(value), f"{name}.{each}", value, "a finite number")
 
 
 @dataclass(frozen=True)
@@ -289,13 +281,13 @@ class DevicesConfig:
     gpu: GpuOption = "auto"
     """`auto`: an NVIDIA GPU if JAX has one, else the CPU; `true`: a GPU, or an error; `false`: the CPU; `0`, `1`,
     ...: exactly that GPU."""
-    data_parallel: Annotated[int | Literal["all"], Limits(1, 4_096)] = 1
+    data_parallel: PositiveInt | Literal["all"] = 1
     """Devices that learn together in one session, each with a share of the environments and minibatches."""
     actor: GpuOrLearner = "learner"
     """Device that acts: `learner` (the learner's own), or as `gpu`."""
     evaluator: GpuOrLearner = False
     """Device of the evaluations during training: `false` (the CPU), `learner`, or as `gpu`."""
-    memory_fraction: Annotated[float | None, Limits(0.01, 1.0)] = None
+    memory_fraction: Annotated[float, Limits(0.01, 1.0)] | None = None
     """Fraction of a GPU's memory that a process reserves. None: 0.75, or at most 0.9 / N if N share the GPU."""
     deterministic: bool = False
     """Every run with the same seed, GPU and software gives the same bits: XLA uses deterministic kernels only and
@@ -304,9 +296,9 @@ class DevicesConfig:
     """Several processes learn together in one session, on one host or more. Start the same command in each."""
     coordinator: str | None = None
     """HOST:PORT of process 0. None: from the cluster's environment (SLURM, Open MPI, Kubernetes)."""
-    num_processes: Annotated[int | None, Limits(1, 65_536)] = None
+    num_processes: PositiveInt | None = None
     """Number of processes. None: from the cluster's environment."""
-    process_index: Annotated[int | None, Limits(0, 65_535)] = None
+    process_index: NonNegativeInt | None = None
     """Index of this process, 0 .. num_processes - 1. None: from the cluster's environment."""
     check: bool = False
     """Assert that arrays are on the intended devices: at each policy step the parameters and the rollout so far,
@@ -323,7 +315,7 @@ class DevicesConfig:
 class TrialConfig:
     """How the sessions of a trial are run."""
 
-    parallel: Annotated[int, Limits(0, 1_024)] = 0
+    parallel: NonNegativeInt = 0
     """Sessions at a time, each in its own process. 0: one per GPU (or per data_parallel GPUs), one on a CPU."""
 
 
@@ -331,16 +323,16 @@ class TrialConfig:
 class LogConfig:
     """Log points, checkpoints and log back ends."""
 
-    every_env_steps: Annotated[int | None, Limits(1, 10**12)] = None
+    every_env_steps: PositiveInt | None = None
     """Env steps between two log points. None: a hundredth of the budget, at most 10,000."""
-    checkpoint_every_env_steps: Annotated[int, Limits(1, 10**12)] = 250_000
+    checkpoint_every_env_steps: PositiveInt = 250_000
     """Env steps between two checkpoints (the end of training writes one more)."""
-    keep_checkpoints: Annotated[int, Limits(0, 10**9)] = 2
+    keep_checkpoints: NonNegativeInt = 2
     """The latest checkpoints to keep, besides the best. 0: all."""
-    stop_at_return: Annotated[float | None, Limits()] = None
+    stop_at_return: float | None = None
     """Mean return of the last 100 games, once as many have finished, at which a session ends as if its budget were
     spent. None: it goes on."""
-    stop_after_hours: Annotated[float | None, Limits(0.0, 1e6)] = None
+    stop_after_hours: NonNegativeFloat | None = None
     """Hours of training (`wall_seconds`) after which a session ends in the same way. None: it goes on."""
     graphs: bool = True
     """Draw graphs and write report.html at the end. `plots` and `report` do so at any time."""
@@ -360,11 +352,11 @@ class LogConfig:
 class EvaluationConfig:
     """Full games played during training with a snapshot of the parameters, on `devices.evaluator`."""
 
-    every_env_steps: Annotated[int, Limits(0, 10**12)] = 0
+    every_env_steps: NonNegativeInt = 0
     """Env steps between two evaluations. 0: no evaluations."""
-    episodes: Annotated[int, Limits(1, 1_000_000)] = 16
+    episodes: PositiveInt = 16
     """Full games per evaluation."""
-    num_envs: Annotated[int, Limits(1, 4_096)] = 4
+    num_envs: PositiveInt = 4
     """Games played at once."""
     greedy: bool = False
     """Take the most probable action instead of sampling one."""
@@ -378,9 +370,9 @@ class Config:
     """Name of the run directory: OUTPUT_DIR/NAME_TIMESTAMP."""
     seed: Annotated[int, Limits(0, 2**31 - 1)] = 0
     """Everything random in session i derives from seed + i."""
-    sessions: Annotated[int, Limits(1, 10_000)] = 1
+    sessions: PositiveInt = 1
     """Training runs in this trial."""
-    total_env_steps: Annotated[int, Limits(1, 10**12)] = 10_000_000
+    total_env_steps: PositiveInt = 10_000_000
     """Budget of a session in env steps (1 env step = 4 emulator frames)."""
     output_dir: str = "data"
     """Parent folder of the run directories."""
@@ -390,7 +382,7 @@ class Config:
     init_from: str | None = None
     """Parameters that new sessions start from, as far as their names and shapes fit: the directory of a run or a
     session, or an .npz file (docs/train.md). None: random ones."""
-    init_checkpoint: Annotated[int | Literal["best", "latest"], Limits(0, 10**12)] = "best"
+    init_checkpoint: NonNegativeInt | Literal["best", "latest"] = "best"
     """Checkpoint of the run that init_from names: `best`, `latest` or its env steps."""
     init_digest: str | None = None
     """Digest of the parameters of init_from; a session refuses others. None: the run fills it in."""
@@ -407,11 +399,8 @@ class Config:
     def __post_init__(self) -> None:
         check_fields(self)
         self.env.check()
-        check_coefficients(self.ppo.coefficients, "ppo.coefficients")
         is_name = Path(self.name).name == self.name and self.name not in ("", "..") and self.name.isprintable()
         require(is_name, "name", self.name, "a plain file name")
-        seeds = "at most 2,147,483,648 - sessions"
-        require(self.seed + self.sessions <= 2**31, "seed", self.seed, seeds, "lower the seed")
         if self.devices.distributed:
             # Processes sum their env steps while acting; with overlap, each would at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
@@ -512,21 +501,19 @@ DICTIONARIES = {"env.options", "ppo.coefficients"}
 """Fields that are dictionaries, whose keys are not fixed."""
 
 
-def config_from_dict(values: dict[str, Any]) -> Config:
+def config_from_dict(values: dict[str, Any], kind: Any = Config, prefix: str = "") -> Any:
     """The inverse of `Config.to_dict`. Raises `UserError` for a field that this version does not have."""
-
-    def build(cls: Any, values: Any, prefix: str) -> Any:
-        if not isinstance(values, dict) or not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
-            return values
-        kinds = {option.name: option.type for option in dataclasses.fields(cls)}
-        for name in values.keys() - kinds:
-            raise UserError(
-                f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
-            )
-        return cls(**{name: build(kinds[name], value, f"{prefix}{name}.") for name, value in values.items()})
-
-    require(isinstance(values, dict), "config", values, "an object with the fields of a config")
-    return build(Config, values, "")
+    kinds = {option.name: option.type for option in dataclasses.fields(kind)}
+    for name in values.keys() - kinds:
+        raise UserError(
+            f"{prefix}{name}: this version of jaxrl_atari has no such field; use the version that saved it"
+        )
+    nested = {
+        name: config_from_dict(value, kinds[name], f"{prefix}{name}.")
+        for name, value in values.items()
+        if isinstance(value, dict) and dataclasses.is_dataclass(kinds[name])
+    }
+    return kind(**values | nested)
 
 
 def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -541,21 +528,19 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def changed_fields(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The fields in which two nested dicts differ: dotted name -> (before, after).
+    """The fields in which two nested dicts of JSON values differ: dotted name -> (before, after).
 
     A field that one of them lacks is None there. An empty dict counts as absent. `devices.gpu = false` differs
     from `devices.gpu = 0`, although Python's `False` equals 0.
     """
     old = flat(before)
     new = flat(after)
-    names = [*old, *(name for name in new if name not in old)]
-    pairs = {name: (old.get(name), new.get(name)) for name in names}
-    return {
-        name: (was, now)
-        for name, (was, now) in pairs.items()
-        if (was != now or isinstance(was, bool) != isinstance(now, bool))
-        and (was, now) not in (({}, None), (None, {}))
-    }
+    pairs = {name: (old.get(name), new.get(name)) for name in old | new}
+    return {name: (was, now) for name, (was, now) in pairs.items() if _json(was) != _json(now)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(None if value == {} else value)
 
 
 def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
@@ -599,14 +584,10 @@ def can_vary(name: str) -> bool:
 
 def parse_value(text: str) -> bool | int | float | str | None:
     """The value of a word: true, false, none, a number or the word itself. `16`, `1_000` and `1e6` are whole."""
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    try:
+    with contextlib.suppress(ValueError):
         number = float(text)
-    except ValueError:
-        return text
-    return int(number) if number.is_integer() and "." not in text else number
+        return int(number) if number.is_integer() else number
+    return {"true": True, "false": False, "none": None}.get(text.lower(), text)
 
 
 # --- Checks ------------------------------------------------------------------------------------------------------
@@ -624,18 +605,26 @@ def check_fields(options: Any, prefix: str = "") -> None:
         ConfigError: the first field whose value does not fit.
     """
     for name, annotation in get_type_hints(type(options), include_extras=True).items():
-        kind, *marks = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-        kinds = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-        limits = next((mark for mark in marks if isinstance(mark, Limits)), Limits())
+        kinds = alternatives(annotation)
         shown = f"--{name.replace('_', '-')}" if prefix == "--" else f"{prefix}{name}"
         value = getattr(options, name)
-        fits = any(_fits(value, each, limits) for each in kinds)
-        require(fits, shown, value, " or ".join(_description(each, limits) for each in kinds))
-        if float in kinds and type(value) is int:
+        fits = any(_fits(value, *each) for each in kinds)
+        require(fits, shown, value, " or ".join(_description(*each) for each in kinds))
+        if type(value) is int and float in [kind for kind, _ in kinds]:
             value = float(value)
         object.__setattr__(options, name, value)
         if dataclasses.is_dataclass(value):
             check_fields(value, f"{shown}.")
+
+
+def alternatives(annotation: Any, limits: Limits = UNLIMITED) -> list[tuple[Any, Limits]]:
+    """The types that an annotation allows, such as int and None, each with its limits."""
+    parts = get_args(annotation)
+    if get_origin(annotation) is Annotated:
+        return alternatives(parts[0], *(mark for mark in parts if isinstance(mark, Limits)))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [each for part in parts for each in alternatives(part)]
+    return [(annotation, limits)]
 
 
 def _fits(value: Any, kind: Any, limits: Limits) -> bool:
@@ -643,7 +632,7 @@ def _fits(value: Any, kind: Any, limits: Limits) -> bool:
         return value in get_args(kind)
     if kind in (int, float):
         is_number = isinstance(value, int | kind) and not isinstance(value, bool)
-        return is_number and limits.low <= value <= limits.high  # NaN is in no range
+        return is_number and math.isfinite(value) and limits.low <= value <= limits.high
     return isinstance(value, get_origin(kind) or kind)
 
 

@@ -1,17 +1,16 @@
 """Command lines: where the defaults of a command come from, and its options. tyro reads them."""
 
 import json
-import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from jaxrl_atari.config import Config, Limits, changed_fields, check_fields, parse_value
-from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.config import Config, Limits, alternatives, changed_fields, check_fields, parse_value
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import import_named
 from jaxrl_atari.output import say_changes
 
@@ -175,10 +174,6 @@ def parse(
         module, colon, _ = config.env.game.rpartition(":")
         if colon and config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
             import_named([module])
-        # Without the switch, each process would train a run of its own. A stored run may have the option.
-        count = config.devices.num_processes
-        is_used = config.devices.distributed or count is None or stored is not None
-        require(is_used, "devices.num_processes", count, "None", "add --devices.distributed")
     return parsed
 
 
@@ -188,7 +183,7 @@ _FORMS = ConstructorRegistry()
 @_FORMS.primitive_rule
 def _form(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
     """How tyro reads JSON objects, and numbers or one of several types, such as `true`, `auto` or 1e6."""
-    kinds = get_args(info.type) if get_origin(info.type) in (Union, types.UnionType) else (info.type,)
+    kinds = [kind for kind, _ in alternatives(info.type)]
     read: Callable[[str], Any] = parse_value
     if get_origin(info.type) is dict:
         metavar, read = "JSON", json.loads

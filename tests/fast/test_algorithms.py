@@ -74,10 +74,9 @@ def test_every_algorithm_moves_every_parameter(name, network):
     ("register", "name", "entry"),
     [
         (register_algorithm, "ppo", PPO),
-        (register_algorithm, "with_text", PPO._replace(coefficients={"beta": "0.1"})),
         (register_network, "nature", FeedForward),
     ],
-    ids=["a shipped algorithm", "no number", "a shipped network"],
+    ids=["a shipped algorithm", "a shipped network"],
 )
 def test_what_cannot_be_registered(register, name, entry):
     with pytest.raises(ConfigError):
@@ -104,12 +103,6 @@ def test_coefficients_are_those_of_the_algorithm_unless_others_are_chosen():
     assert resolved("vtrace", max_c=2) == {"max_rho": 1.0, "max_c": 2.0}
     with pytest.raises(ConfigError, match=r"ppo.coefficients.rho = 2: .* vtrace, which has max_rho, max_c"):
         resolved("vtrace", rho=2)
-
-
-@pytest.mark.parametrize("chosen", [{"beta": "1"}, [1.0]])
-def test_coefficients_that_a_config_refuses(chosen):
-    with pytest.raises(ConfigError, match=r"ppo.coefficients"):
-        Config(ppo=PPOConfig(coefficients=chosen))
 
 
 def test_a_coefficient_is_a_field_of_a_config():
