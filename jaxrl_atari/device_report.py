@@ -1,6 +1,6 @@
 """The command `devices`: what JAX sees on this machine, what each `gpu` option picks, memory, and problems.
 
-It is started with the name of `devices.py`, whose last lines call `run`:
+It is started with the name of `devices.py`, whose last lines call `main`:
 
 python -m jaxrl_atari.devices [--config configs/qbert.py ...]
 
@@ -9,22 +9,20 @@ It is not in `devices.py`, which sessions import, because it reads a command lin
 
 import dataclasses
 import importlib.metadata
-import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_atari import cli
-from jaxrl_atari.algorithm import Rollout, TrainState, find_algorithm, new_key, resolved_options
+from jaxrl_atari.algorithm import find_algorithm, new_key, resolved_options
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
-from jaxrl_atari.config import Config, DevicesConfig, GpuOption, PPOConfig, changed_fields
+from jaxrl_atari.config import Config, DevicesConfig, GpuOption
 from jaxrl_atari.devices import device_class
-from jaxrl_atari.dry_run import random_rollout
+from jaxrl_atari.dry_run import update_arguments
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.choice import choose_among
 from jaxrl_atari.hardware.gpus import (
     VisibleGpus,
@@ -37,9 +35,9 @@ from jaxrl_atari.hardware.gpus import (
     visible_gpus,
 )
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
+from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.update import init_train_state, update
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +65,10 @@ def report(config: Config, *, with_memory: bool) -> None:
         DeviceProblems: the driver or a device cannot be used (status 1).
         UserError: this machine cannot train with the config (status 2).
     """
-    _print_versions()
+    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
+    for name, version in {"NVIDIA driver": driver_version(), **versions, **gpu_packages()}.items():
+        if version:
+            say(f"{name} {version}")
     do_not_preallocate()  # other processes on the GPU may need the memory
     apply_memory_fraction(config.devices)
     visible, started, problems = _start_gpus(visible_gpus())
@@ -84,16 +85,6 @@ def report(config: Config, *, with_memory: bool) -> None:
     if problems:
         raise DeviceProblems(f"{counted(len(problems), 'problem')} found, listed above")
     say("no problem found")
-
-
-def _print_versions() -> None:
-    """Prints the versions of the NVIDIA driver, of JAX, and of the packages with which it computes on GPUs."""
-    driver = driver_version()
-    if driver is not None:
-        say(f"NVIDIA driver {driver}")
-    versions = {name: importlib.metadata.version(name) for name in ("jax", "jaxlib")}
-    for name, version in (versions | gpu_packages()).items():
-        say(f"{name} {version}")
 
 
 def _start_gpus(visible: VisibleGpus) -> tuple[VisibleGpus, dict[int, jax.Device], list[str]]:
@@ -120,32 +111,21 @@ def _start_gpus(visible: VisibleGpus) -> tuple[VisibleGpus, dict[int, jax.Device
 
 
 def _try_devices(devices: Sequence[jax.Device]) -> list[str]:
-    """Multiplies matrices on each device, prints a line for each, and returns what is wrong."""
+    """Compares a product of matrices on each device with NumPy's, prints a line for each, and returns problems."""
     problems = []
+    matrix = np.arange(2**18, dtype=np.float32).reshape(512, 512) % 7  # whole numbers, whose sums are exact
     for device in devices:
-        result = _multiply(device)
-        memory = ""
-        if result == "right":  # a device that fails may report no memory either
+        try:
+            placed = jax.device_put(matrix, device)
+            result = "right" if np.array_equal(placed @ placed, matrix @ matrix) else "wrong"
             limit = (device.memory_stats() or {}).get("bytes_limit")
-            memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
-        else:
+        except Exception as error:  # a broken driver or library may raise anything
+            result, limit = f"failed: {reason(error)[:300]}", None
+        if result != "right":
             problems.append(f"{device}: matrix product {result}")
+        memory = f"; JAX may take {limit / 2**30:.1f} GiB" if limit else ""
         say(f"{device} ({device.device_kind}): matrix product {result}{memory}")
     return problems
-
-
-def _multiply(device: jax.Device) -> str:
-    """Compares a product of matrices on a device with NumPy's.
-
-    Returns:
-        `right`, `wrong`, or `failed: ` and the error.
-    """
-    matrix = np.arange(2**18, dtype=np.float32).reshape(512, 512) % 7  # whole numbers, whose sums are exact
-    try:
-        placed = jax.device_put(matrix, device)
-        return "right" if np.array_equal(placed @ placed, matrix @ matrix) else "wrong"
-    except Exception as error:  # a broken driver or library may raise anything
-        return f"failed: {reason(error)[:300]}"
 
 
 def _session_device(option: GpuOption, visible: VisibleGpus, started: Mapping[int, jax.Device]) -> str:
@@ -181,30 +161,21 @@ def memory_report(config: Config, local: Sequence[jax.Device]) -> str:
     )
     network = make_network(config.network, actions, device_class(device))
     algorithm = find_algorithm(config.algorithm)
-
-    def arguments(key: jax.Array) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
-        """The arguments of an update. Only their shapes are used, so nothing of this is computed."""
-        rollout = random_rollout(
-            key, network, length=options.rollout_length, num_envs=num_envs, num_actions=actions
-        )
-        return init_train_state(network.init(key), options, algorithm, key), rollout, options, key
-
-    program = jax.jit(partial(update, apply=network.apply, algorithm=algorithm), donate_argnums=0)
-    shapes = jax.eval_shape(arguments, new_key(0))
+    make = partial(update_arguments, network=network, algorithm=algorithm, options=options, num_envs=num_envs)
+    state, rollout, numbers, key = jax.eval_shape(make, new_key(0))
+    program: Any = compiled_update((device,), network, algorithm)
     with jax.default_device(device):
-        analysis = program.lower(*shapes).compile().memory_analysis()
-    assert analysis is not None
+        analysis = program.lower(state, rollout, numbers, key=key).compile().memory_analysis()
     held = analysis.argument_size_in_bytes
-    next_rollout = math.prod((options.rollout_length + STACK, num_envs, *network.frame_shape))
+    next_rollout = rollout.frames.size
     working = analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    lower = "ppo.minibatch_size" if working > 2 * next_rollout else "env.num_envs"
     return f"""
 memory of a learner device, if it also acts, by XLA's analysis of the compiled update:
   parameters, optimiser, rollout {held / 2**20:10,.1f} MiB
   the next rollout               {next_rollout / 2**20:10,.1f} MiB
   gradients and activations      {working / 2**20:10,.1f} MiB
   total                          {(held + next_rollout + working) / 2**20:10,.1f} MiB
-  what reduces it: {lower}
+`ppo.minibatch_size` and `env.num_envs` reduce it.
 On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
 """
 
@@ -213,10 +184,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command. Raises what `report` raises."""
     sources = read_sources(arguments)
     options = parse(Options, arguments, "devices", Options(config=load_config(sources.config_file)))
-    changed = changed_fields(Config().to_dict(), options.config.to_dict())
-    report(options.config, with_memory=sources.config_file is not None or bool(changed))
-
-
-def run() -> None:
-    """Runs `python -m jaxrl_atari.devices`."""
-    cli.run(main)
+    report(options.config, with_memory=sources.config_file is not None or options.config != Config())

@@ -145,6 +145,6 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 
 if __name__ == "__main__":
     # The report has a file of its own, because it imports the whole update, and sessions import this file.
-    from jaxrl_atari import device_report
+    from jaxrl_atari import cli, device_report
 
-    device_report.run()
+    cli.run(device_report.main)

@@ -1,13 +1,13 @@
 """An update on a rollout of random numbers: to try an algorithm or a network without playing."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxrl_atari.algorithm import (
+    Algorithm,
     Metrics,
     Rollout,
     TrainState,
@@ -17,11 +17,12 @@ from jaxrl_atari.algorithm import (
     new_key,
     resolved_options,
 )
-from jaxrl_atari.config import Config
+from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import device_class
 from jaxrl_atari.frames import STACK, next_age
+from jaxrl_atari.learner import compiled_update
 from jaxrl_atari.networks import Network, make_network
-from jaxrl_atari.update import init_train_state, update
+from jaxrl_atari.update import init_train_state
 
 
 def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metrics]:
@@ -40,19 +41,27 @@ def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metric
         InterfaceError: one of them breaks a rule of its interface.
     """
     check_config(config, devices=1)
-    params_key, init_key, rollout_key, update_key = jax.random.split(new_key(config.seed), 4)
-    algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
-    (device,) = params_key.devices()  # JAX's default device
+    key = new_key(config.seed)
+    algorithm = find_algorithm(config.algorithm)
+    (device,) = key.devices()  # JAX's default device
     network = make_network(config.network, num_actions, device_class(device))
-    state = init_train_state(network.init(params_key), options, algorithm, init_key)
-    rollout = random_rollout(
-        rollout_key, network, length=options.rollout_length, num_envs=config.env.num_envs, num_actions=num_actions
+    state, rollout, options, update_key = update_arguments(
+        key, network, algorithm, resolved_options(config), num_envs=config.env.num_envs
     )
-    compiled = jax.jit(partial(update, apply=network.apply, algorithm=algorithm))
-    return compiled(state, rollout, as_numbers(options), update_key)
+    return compiled_update((device,), network, algorithm)(state, rollout, options, key=update_key)
 
 
-def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: int, num_actions: int) -> Rollout:
+def update_arguments(
+    key: jax.Array, network: Network, algorithm: Algorithm, options: PPOConfig, *, num_envs: int
+) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
+    """The arguments of an update: a first state, a random rollout, the options, and a key."""
+    params_key, init_key, rollout_key, update_key = jax.random.split(key, 4)
+    state = init_train_state(network.init(params_key), options, algorithm, init_key)
+    rollout = random_rollout(rollout_key, network, length=options.rollout_length, num_envs=num_envs)
+    return state, rollout, as_numbers(options), update_key
+
+
+def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: int) -> Rollout:
     """A rollout of random frames, actions, values and rewards.
 
     Games are lost at random; the step after a lost game is an auto-reset step.
@@ -63,6 +72,7 @@ def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: i
     """
     frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
     steps = (length, num_envs)
+    num_actions = network.module.num_actions
     ends = jax.random.bernoulli(end_key, 0.05, steps)
     terminated = ends & ~_one_later(ends)
     auto_reset = _one_later(terminated)

@@ -8,30 +8,29 @@ import os
 from functools import cache
 from pathlib import Path
 
-from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE, process_threads
+from jaxrl_atari.envs import process_threads
 from jaxrl_atari.errors import os_reason
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.jax_settings import jax_config
-from jaxrl_atari.output import counted
 
-MALLOC = {
-    "mmap_threshold": (-3, 32 << 20),
-    "trim_threshold": (-1, (1 << 31) - 1),
-    "top_pad": (-2, 64 << 20),
-    "arena_max": (-8, 1),
-}
-"""Parameters of glibc's malloc: name in `GLIBC_TUNABLES` -> number for `mallopt`, from <malloc.h>, and value."""
+MALLOC = (
+    (-3, 32 << 20),  # M_MMAP_THRESHOLD
+    (-1, (1 << 31) - 1),  # M_TRIM_THRESHOLD
+    (-2, 64 << 20),  # M_TOP_PAD
+    (-8, 1),  # M_ARENA_MAX
+)
+"""Parameters of glibc's malloc: numbers for `mallopt`, from <malloc.h>, and values."""
 
 
 @cache
-def tune_process() -> tuple[str, ...]:
-    """Tunes this process: memory, emulator threads, and the cache of compiled programs.
+def tune_process() -> str:
+    """Tunes this process: memory, and the cache of compiled programs.
 
     A setting that the user has made stays. `JAXRL_ATARI_NO_TUNING=1` turns all of this off.
-    Later calls only return the same lines.
+    Later calls only return the same line.
 
     Returns:
-        Lines for the user on what was set.
+        A line for the user: where compiled programs are kept, or why they are not.
 
     Raises:
         ConfigError: NPROC or JAXRL_ATARI_THREADS has an unusable value.
@@ -40,19 +39,9 @@ def tune_process() -> tuple[str, ...]:
     cpu.xla_threads()
     process_threads()
     if os.environ.get("JAXRL_ATARI_NO_TUNING", "0") not in ("", "0"):
-        return ("process tuning off (JAXRL_ATARI_NO_TUNING)",)
+        return "process tuning off (JAXRL_ATARI_NO_TUNING)"
     _keep_freed_memory()
-    return (*_limit_emulator_threads(), _keep_compiled_programs())
-
-
-def _limit_emulator_threads() -> list[str]:
-    """Sets one emulator thread per CPU of a quota, unless the user has chosen. More threads would take turns."""
-    cores = cpu.emulator_cores()
-    if process_threads() is not None or cores == cpu.usable_cores():
-        return []
-    os.environ[DEFAULT_THREADS_VARIABLE] = str(cores)
-    cpus = counted(cpu.cpu_quota(), "CPU")
-    return [f"a quota limits this process to {cpus}, so each pool has {counted(cores, 'emulator thread')}"]
+    return _keep_compiled_programs()
 
 
 def _keep_freed_memory() -> None:
@@ -66,16 +55,13 @@ def _keep_freed_memory() -> None:
     above `mmap_threshold` pages of its own. Memory that is kept would have gaps into which the next rollout does
     not fit. The measurements are in benchmarks/NOTES.md, "Process settings (malloc)".
 
-    A parameter that `GLIBC_TUNABLES` names stays as it is, and all of them do with a variable such as
-    `MALLOC_ARENA_MAX`.
+    With `GLIBC_TUNABLES`, or a variable such as `MALLOC_ARENA_MAX`, all parameters stay as they are.
     """
-    chosen = any(name.startswith("MALLOC_") for name in os.environ)
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
     library = ctypes.CDLL(None)
     if not chosen and hasattr(library, "gnu_get_libc_version"):
-        for name, (number, value) in MALLOC.items():
-            if f"glibc.malloc.{name}=" not in tunables:
-                library.mallopt(number, value)
+        for number, value in MALLOC:
+            library.mallopt(number, value)
 
 
 def _keep_compiled_programs() -> str:
@@ -83,9 +69,6 @@ def _keep_compiled_programs() -> str:
 
     Programs depend on the number of XLA's threads, which JAX's cache key leaves out, so each number has a folder.
     The folder has no maximum size: with one, JAX needs the package filelock, and locks the folder to read from it.
-
-    Returns:
-        A line for the user: where the programs are, or why they are not kept.
     """
     if not jax_config.jax_enable_compilation_cache:
         return "compiled programs are not kept: JAX_ENABLE_COMPILATION_CACHE is false"

@@ -49,12 +49,11 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains a new trial, or resumes one, as the command line says; with --session, trains one session of it."""
     options = parse_options(arguments)
-    lines = tune_process()
+    tuning = tune_process()
     from jaxrl_atari.trials.trial import run_training, train_alone  # here: --help need not import Flax and orbax
 
     if options.session is None:
-        for line in lines:
-            say(line)
+        say(tuning)
         run_training(options.config, options.directory)
         return
     if options.directory is None:

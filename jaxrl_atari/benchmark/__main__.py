@@ -105,8 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     require({*parts} <= PARTS.keys(), "--parts", options.parts, expected)
     if options.comparison and options.parts != ALL_PARTS:
         require(len(parts) == 1, "--parts", options.parts, "one part with --compare")
-    for line in tune_process():
-        say(line)
+    say(tune_process())
     description = {"seconds": options.seconds, "repeats": options.repeats, **describe(config)}
     _print_what_is_measured(config, description["hardware"])
     if options.comparison:

@@ -123,7 +123,7 @@ def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     training.wait()
     config = training.session.config.env
     groups = sum(map(len, training.session.environments.groups))
-    threads = config.num_threads or process_threads() or 0  # of each group, as in training; 0: one per core
+    threads = config.num_threads or process_threads()  # of each group, as in training
     env = dataclasses.replace(config, num_threads=threads * groups)
     with contextlib.closing(make_pool(env, config.num_envs, seed=0)) as pool:
         pool.reset()

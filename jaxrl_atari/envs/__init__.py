@@ -27,6 +27,7 @@ import numpy as np
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.record import GameRecord
 from jaxrl_atari.errors import require, whole_number_variable
+from jaxrl_atari.hardware.cpu import emulator_cores
 
 if TYPE_CHECKING:  # the config imports the games and the protocols of this package
     import gymnasium
@@ -71,16 +72,18 @@ def register_wrapper(name: str, wrapper: Callable[["gymnasium.Env"], "gymnasium.
     WRAPPERS[name] = wrapper
 
 
-def process_threads() -> int | None:
-    """The value of `THREADS_VARIABLE`, else that of `DEFAULT_THREADS_VARIABLE`; None if neither is set.
+def process_threads() -> int:
+    """Emulator threads of a pool, unless `env.num_threads` is set.
 
-    Raises `ConfigError` if the value is unusable.
+    `THREADS_VARIABLE`, else `DEFAULT_THREADS_VARIABLE`, else one per core, or per CPU of a container's quota.
+
+    Raises `ConfigError` if a variable is unusable.
     """
     for name in (THREADS_VARIABLE, DEFAULT_THREADS_VARIABLE):
-        threads = whole_number_variable(name, high=4_096)  # as `env.num_threads`
-        if threads is not None:
+        threads = whole_number_variable(name)
+        if threads:
             return threads
-    return None
+    return emulator_cores()
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:
@@ -124,7 +127,7 @@ def make_pool(
 
     Args:
         env: the game, its back end and its rules. The pool ignores `life_loss_terminal` and `clip_rewards`, which
-            concern learning. `num_threads` = 0 means `process_threads()` or, without one, one thread per core.
+            concern learning. `num_threads` = 0 means `process_threads()`.
         num_envs: number of copies, in place of that of `env`.
         seed: from 0 on. Environment i takes seed number `first_env + i` of `env_seeds(seed, ...)`, so that a pool
             may be a part of a larger one. The same seed and actions give the same steps bit for bit, for any
@@ -141,7 +144,7 @@ def make_pool(
         ConfigError: as `process_threads` and `env_seeds`.
     """
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
-    num_threads = env.num_threads or process_threads() or 0
+    num_threads = min(num_envs, env.num_threads or process_threads())
     # Imported here, so that the interface alone imports no emulator.
     if env.backend == "envpool":
         from jaxrl_atari.envs.envpool_pool import EnvpoolPool

@@ -78,8 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sessions: Sequence[int | None] = [options.session] if isinstance(options.session, int) else [None]
     if every_session:
         sessions = range(read_config(options.run_dir).sessions)
-    for line in tune_process():
-        say(line)
+    say(tune_process())
     do_not_preallocate()  # beside a training run
     device = pick_device(options.gpu)
     if options.backend:

@@ -55,40 +55,40 @@ def choose_devices(options: DevicesConfig, started: Sequence[int] = ()) -> Devic
 
 def choose_among(options: DevicesConfig, visible: VisibleGpus, started: Sequence[int] = ()) -> DeviceChoice:
     """The devices that a config asks for if these GPUs are visible; see `choose_devices`."""
-    usable = tuple(started) or tuple(range(len(visible.gpus)))
-    first = choose_device(options.gpu, visible, usable, "devices.gpu")
+    first = min(started, default=0)
+    learner = choose_device(options.gpu, visible, first, "devices.gpu")
     why_learner = f"devices.gpu = {str(options.gpu).lower()}"
     if options.gpu == "auto" and not visible.gpus:
         why_learner += f", and there is no GPU: {visible.why_none}"
     return DeviceChoice(
         visible.gpus,
-        _learner_gpus(options, visible, usable, first) if isinstance(first, int) else (),
-        choose_device(options.actor, visible, usable, "devices.actor"),
-        choose_device(options.evaluator, visible, usable, "devices.evaluator"),
+        _learner_gpus(options, visible, learner) if isinstance(learner, int) else (),
+        choose_device(options.actor, visible, first, "devices.actor"),
+        choose_device(options.evaluator, visible, first, "devices.evaluator"),
         why_learner,
     )
 
 
 def choose_device(
-    option: GpuOption | Literal["learner"], visible: VisibleGpus, usable: Sequence[int], field: str
+    option: GpuOption | Literal["learner"], visible: VisibleGpus, first: int, field: str
 ) -> ChosenDevice:
     """The device that an option means.
 
     | option | device |
     |---|---|
     | "learner" | those of the learner |
-    | "auto" | the first usable GPU, or the CPU if there is none |
-    | True | the first usable GPU, or an error |
+    | "auto" | the GPU `first`, or the CPU if there is none |
+    | True | the GPU `first`, or an error |
     | False | the CPU |
     | 0, 1, ... | exactly that GPU, or an error |
 
     Args:
         visible: the visible GPUs.
-        usable: indices of those on which JAX has started, or may start.
+        first: index of the first one on which JAX has started, or may start.
         field: name of the option in the error.
 
     Raises:
-        ConfigError: there is no such GPU; the message names the visible ones, or those on which JAX has started.
+        ConfigError: there is no such GPU; the message names the visible ones.
     """
     if option == "learner":
         return "learner"
@@ -96,23 +96,14 @@ def choose_device(
         return "cpu"
     index = gpu_index(option)
     if index is None:  # `auto` and True mean the first one
-        index = next(iter(usable), 0)
+        index = first
     listed = ", ".join(f"{i}: {gpu.model}" for i, gpu in enumerate(visible.gpus)) or f"none; {visible.why_none}"
     expected = f"a visible GPU (visible: {listed})"
     require(0 <= index < len(visible.gpus), field, option, expected, "use auto or false to run on the CPU")
-    _require_started([index], usable, field, option)
     return index
 
 
-def _require_started(indices: Sequence[int], usable: Sequence[int], field: str, option: object) -> None:
-    """Raises `ConfigError` if JAX has started in this process, but not on all of these GPUs."""
-    expected = f"GPUs on which JAX has started, out of {list(usable)}"
-    require(set(indices) <= set(usable), field, option, expected, "use a fresh process")
-
-
-def _learner_gpus(
-    options: DevicesConfig, visible: VisibleGpus, usable: Sequence[int], first: int
-) -> tuple[int, ...]:
+def _learner_gpus(options: DevicesConfig, visible: VisibleGpus, first: int) -> tuple[int, ...]:
     """The indices of the GPUs that learn in this process, where `devices.gpu` means the GPU `first`."""
     all_indices = range(len(visible.gpus))
     if options.distributed:  # `data_parallel` counts the devices of all processes
@@ -121,9 +112,7 @@ def _learner_gpus(
             gpu_index(options.gpu) is None, "devices.gpu", options.gpu, "no index with devices.distributed", hint
         )
         return tuple(all_indices)
-    learner = first_devices(options, all_indices[first:], f"visible GPUs from GPU {first} on")
-    _require_started(learner, usable, "devices.data_parallel", options.data_parallel)
-    return learner
+    return first_devices(options, all_indices[first:], f"visible GPUs from GPU {first} on")
 
 
 def first_devices(options: DevicesConfig, available: Sequence[Device], kind: str) -> tuple[Device, ...]:

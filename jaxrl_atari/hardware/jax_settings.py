@@ -38,10 +38,8 @@ def has_started() -> bool:
 
 
 def are_kernels_deterministic() -> bool:
-    """Whether XLA_FLAGS says so. If a flag appears twice, the last one wins."""
-    flag = DETERMINISTIC.partition("=")[0]
-    own = [word for word in os.environ.get("XLA_FLAGS", "").split() if word.partition("=")[0] == flag]
-    return own[-1:] in ([DETERMINISTIC], [flag])  # a flag without a value is true
+    """Whether XLA_FLAGS says so."""
+    return DETERMINISTIC in os.environ.get("XLA_FLAGS", "").split()
 
 
 def use_deterministic_kernels() -> None:

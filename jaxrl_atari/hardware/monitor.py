@@ -21,28 +21,20 @@ def mean_of_known(values: Sequence[float]) -> float:
     return float(np.mean(known)) if known else math.nan
 
 
-def highest_known(values: Sequence[float]) -> float:
-    """The highest of the values that are not NaN; NaN if there is none."""
-    return max((value for value in values if not math.isnan(value)), default=math.nan)
-
-
 GPU_COLUMNS: dict[str, Callable[[Sequence[float]], float]] = {
-    "gpu_busy_percent": mean_of_known,
-    "gpu_memory_gib": sum,
-    "gpu_power_watts": sum,
-    "gpu_temperature_c": highest_known,
+    "gpu_busy_percent": np.mean,
+    "gpu_memory_gib": np.sum,
+    "gpu_power_watts": np.sum,
+    "gpu_temperature_c": np.max,
 }
-"""Column of `read_gpu` -> how the values of several GPUs are combined.
-
-A sum over several GPUs is NaN if one of them is: it would be too small.
-"""
+"""Column of `read_gpu` -> how the values of several GPUs are combined: NaN if one of them is."""
 
 
 def sample_gpus(used: Sequence[gpus.Gpu]) -> dict[str, float]:
     """One sample of `GPU_COLUMNS`, over several GPUs; NaN without a GPU."""
     readings = [gpus.read_gpu(gpu) for gpu in used]
     return {
-        name: combine([reading[name] for reading in readings]) if used else math.nan
+        name: float(combine([reading[name] for reading in readings])) if used else math.nan
         for name, combine in GPU_COLUMNS.items()
     }
 

@@ -86,7 +86,7 @@ def start_jax(options: DevicesConfig, chosen: DeviceChoice) -> tuple[DeviceChoic
     # JAX_LOCAL_DEVICE_IDS may keep one process of several from some GPUs, which then do not learn.
     needed = chosen._replace(learner=()).used if options.distributed else chosen.used
     if absent := [index for index in needed if index not in by_index]:
-        hint = "`python -m jaxrl_atari.devices` tests each GPU"
+        hint = "use a fresh process; there, `python -m jaxrl_atari.devices` tests each GPU"
         raise UserError(f"JAX has started without {_names(chosen, absent)}; {hint}")
     return chosen, by_index
 

@@ -58,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"{options.run_dir}: has no {wanted}")
     if options.retrain is not None:
         sessions = [path for path in sessions if options.retrain in checkpoint_env_steps(path)] or sessions
-        for line in tune_process():
-            say(line)
+        say(tune_process())
     problems: dict[str, UserError] = {}
     for path in sessions:
         try:

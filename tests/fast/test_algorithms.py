@@ -132,7 +132,7 @@ def test_another_coefficient_is_another_loss_and_compiles_nothing():
 
 def test_a_rollout_of_random_numbers_is_like_one_that_was_played():
     _, made = make(Recurrent, Corridor.num_actions)
-    size = {"length": LENGTH, "num_envs": ENVS, "num_actions": Corridor.num_actions}
+    size = {"length": LENGTH, "num_envs": ENVS}
     rollout = jax.jit(partial(random_rollout, network=made, **size))(KEY)
     types = [[(x.shape, x.dtype) for x in jax.tree.leaves(each)] for each in (rollout, collected(Recurrent))]
     assert types[0] == types[1]

@@ -151,7 +151,7 @@ def test_a_process_keeps_the_gpus_on_which_jax_has_started(gpus, monkeypatch):
         assert pick_device(gpu) == gpus[1]
     assert place(DevicesConfig(gpu=3, evaluator="auto")).evaluator == gpus[1]
     for options in ({"gpu": 0}, {"gpu": 1, "actor": 2}, {"gpu": 1, "data_parallel": 2}):
-        with pytest.raises(ConfigError, match=r"on which JAX has started.*use a fresh process"):
+        with pytest.raises(UserError, match=r"JAX has started without GPU .*use a fresh process"):
             place(DevicesConfig(**options))
     assert blocks() == [(0,), (1,), (2,), (3,)]  # for processes of their own
 

@@ -45,7 +45,7 @@ def learner_of(algorithm=PPO, state=None, *, devices=1, **how):
 def start_update(learner, number=0, devices=1):
     """Starts an update of a learner on a rollout, of which each device has other environments."""
     keys = jax.random.split(jax.random.fold_in(KEY, number), devices)
-    size = {"length": LENGTH, "num_envs": ENVS // devices, "num_actions": Corridor.num_actions}
+    size = {"length": LENGTH, "num_envs": ENVS // devices}
     rollouts = [random_rollout(key, network()[1], **size) for key in keys]
     return learner.update(rollouts, jax.tree.map(np.float32, CONFIG), jax.random.fold_in(KEY, number))
 

@@ -52,10 +52,10 @@ def test_the_columns_combine_the_gpus_that_cuda_shows(monkeypatch):
     assert row["rss_gib"] > 0.01
 
 
-def test_a_gpu_that_fails_leaves_the_values_of_the_others(monkeypatch):
+def test_a_gpu_that_fails_has_no_value(monkeypatch):
     monkeypatch.setenv("SIMULATED_LOST", "2")
-    busy, memory, power, temperature = read(gpu(1), gpu(2), gpu(3))
-    assert (busy, memory, temperature) == (20, 6, 33)
+    _, memory, power, _ = read(gpu(1), gpu(2), gpu(3))
+    assert memory == 6
     assert math.isnan(power)  # a sum without one of its terms would be too small
 
 

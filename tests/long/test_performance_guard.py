@@ -83,7 +83,7 @@ def test_the_update_of_nature_makes_no_images():
     network = make_network(NetworkConfig(), 6, "cpu")
 
     def arguments(key):
-        rollout = random_rollout(key, network, length=32, num_envs=ENVS, num_actions=6)
+        rollout = random_rollout(key, network, length=32, num_envs=ENVS)
         return init_train_state(network.init(key), options, PPO, key), rollout, options, key
 
     shapes = jax.eval_shape(arguments, jax.random.key(0))

@@ -7,7 +7,7 @@ from user_commands import python
 COMPILE = """
 import jax
 from jaxrl_atari.process_tuning import tune_process
-print(*tune_process(), sep="\\n")
+print(tune_process())
 jax.jit(lambda x: 3 * x + 1)(2.0)
 """
 
