@@ -50,15 +50,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Trains a new trial, or resumes one, as the command line says; with --session, trains one session of it."""
     options = parse_options(arguments)
     tuning = tune_process()
-    from jaxrl_atari.trials.trial import run_training, train_alone  # here: --help need not import Flax and orbax
+    # Imported here, so that --help need not import Flax and orbax.
+    from jaxrl_atari.trials.sessions import train_session
+    from jaxrl_atari.trials.trial import run_training, train_alone
 
     if options.session is None:
         say(tuning)
         run_training(options.config, options.directory)
-        return
-    if options.directory is None:
+    elif options.directory is None:
         raise UserError("--session: expected --run-dir or --resume too, the directory in which it trains")
-    train_alone(options.config, options.directory, options.session)
+    elif name := job_name():
+        train_session(options.config, options.directory, options.session, name=name)
+    else:
+        train_alone(options.config, options.directory, options.session)
 
 
 if __name__ == "__main__":

@@ -171,11 +171,8 @@ def game_file(video: Path) -> Path:
 
 
 def has_session(directory: Path) -> bool:
-    """Whether a session of a run, suite or search has trained; not if every session was refused.
-
-    A session or trial that a bug has ended may have left its output there.
-    """
-    return any(map(session_files, directory.rglob("session_*/"))) or any(directory.rglob(OUTPUT_FILE))
+    """Whether a session of a run, suite or search has trained; not if every session was refused."""
+    return any(map(session_files, directory.rglob("session_*/")))
 
 
 def command_line(command: str, *words: str | Path) -> str:

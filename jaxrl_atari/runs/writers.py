@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any
 
 from jaxrl_atari.output import CLEAR_LINE, is_terminal, say, write
@@ -67,10 +68,12 @@ class WriterGroup(Writer):
 
     Args:
         lent: writers of the caller. They receive everything after the added writers.
+        columns: values that each row gets.
     """
 
-    def __init__(self, lent: Sequence[Writer] = ()):
+    def __init__(self, lent: Sequence[Writer] = (), columns: Row = MappingProxyType({})):
         self._writers = [*lent]
+        self._columns = columns
         self._exits = contextlib.ExitStack()
 
     def add(self, writer: Writer) -> None:
@@ -80,15 +83,15 @@ class WriterGroup(Writer):
 
     def write(self, row: Row) -> None:
         for writer in self._writers:
-            writer.write(row)
+            writer.write({**self._columns, **row})
 
     def evaluation(self, row: Row) -> None:
         for writer in self._writers:
-            writer.evaluation(row)
+            writer.evaluation({**self._columns, **row})
 
     def progress(self, env_steps: int, row: Row) -> None:
         for writer in self._writers:
-            writer.progress(env_steps, row)
+            writer.progress(env_steps, {**self._columns, **row})
 
     def message(self, text: str) -> None:
         for writer in self._writers:

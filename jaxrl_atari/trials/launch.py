@@ -6,7 +6,6 @@ same commands on a Ray cluster.
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from jaxrl_atari.cli.job import ERROR, job_variables
 from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.output import counted, say, write
-from jaxrl_atari.runs.layout import OUTPUT_FILE, has_session, session_files
+from jaxrl_atari.runs.layout import OUTPUT_FILE, has_session
 from jaxrl_atari.trials.slots import Slot
 
 POLL_SECONDS = 0.1
@@ -113,14 +112,16 @@ class JobProcess:
 
     Args:
         variables: environment variables, in addition to those of this process.
-        keeps_output: whether its lines are also kept, in output.txt in its folder. A new folder is removed again
-            if the job is refused, which `has_session` would otherwise take for a session.
+        keeps_output: whether its lines are also kept, in output.txt in its folder.
     """
 
     def __init__(self, job: Job, variables: Mapping[str, str], keeps_output: bool):
         self.job = job
         self._error = ""  # its last line `error: ...`
-        self._has_new_folder = not job.folder.exists()
+        output = None
+        if keeps_output:
+            job.folder.mkdir(parents=True, exist_ok=True)
+            output = (job.folder / OUTPUT_FILE).open("a")
         # In the process group of this process, so that Ctrl-C, Ctrl-Z and `fg` reach it, too.
         self.popen = subprocess.Popen(
             [sys.executable, "-m", *job.words],
@@ -131,7 +132,6 @@ class JobProcess:
             text=True,
             errors="replace",
         )
-        output = _open_output(job.folder) if keeps_output else None
         self._reader = threading.Thread(target=self._read, args=[self.popen.stdout, output], daemon=True)
         self._reader.start()
 
@@ -149,10 +149,6 @@ class JobProcess:
         if self.popen.poll() is None:
             return False
         self._reader.join(timeout=1)  # longer only if a process that it has started lives on
-        if self._has_new_folder and self.popen.returncode == UserError.exit_status:
-            folder = self.job.folder
-            if not any(map(session_files, (folder, *folder.glob("session_*")))):
-                shutil.rmtree(folder, ignore_errors=True)
         return True
 
     def failure(self) -> UserError | None:
@@ -160,21 +156,11 @@ class JobProcess:
         status = self.popen.returncode
         if status == 0:
             return None
-        if status == -signal.SIGKILL:
-            return SessionsFailed("killed; does the machine have too little memory?")
         if status < 0:
-            return SessionsFailed(f"killed by signal {-status} ({signal.strsignal(-status)})")
+            hint = "; does the machine have too little memory?" if status == -signal.SIGKILL else ""
+            return SessionsFailed(f"ended by signal {-status} ({signal.strsignal(-status)}){hint}")
         kind = UserError if status == UserError.exit_status else SessionsFailed
         return kind(self._error.removeprefix(ERROR) or f"exit status {status}")
-
-
-def _open_output(folder: Path) -> TextIO | None:
-    """Opens output.txt in the folder of a job; None if that fails, because the job itself says what is wrong."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        return (folder / OUTPUT_FILE).open("a")
-    except OSError:
-        return None
 
 
 def raise_failures(failures: Mapping[str, UserError], count: int, directory: Path, resume: str) -> None:
@@ -187,14 +173,11 @@ def raise_failures(failures: Mapping[str, UserError], count: int, directory: Pat
         resume: the command that runs those that failed again.
 
     Raises:
-        UserError: the error of the only session; or no session could begin, and the directory has none.
+        UserError: no session could begin, and the directory has none.
         SessionsFailed: sessions failed otherwise.
     """
     if not failures:
         return
-    only = next(iter(failures.values())) if count == 1 else None
-    if only is not None and only.exit_status == UserError.exit_status:
-        raise only
     if not has_session(directory):
         raise UserError(f"no session could begin: {'; '.join(dict.fromkeys(map(str, failures.values())))}")
     reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())

@@ -26,7 +26,7 @@ from jaxrl_atari.runs.layout import (
 )
 from jaxrl_atari.runs.reading import EarlyEnd, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import keep_code
-from jaxrl_atari.runs.writers import Row, Writer
+from jaxrl_atari.runs.writers import Row, Writer, WriterGroup
 from jaxrl_atari.session import run_session
 from jaxrl_atari.trials.launch import STOPPING, Job
 from jaxrl_atari.trials.programs import compiled_once
@@ -142,9 +142,7 @@ def train_session(
             session,
             label=name,
             resume=True,
-            writers=[
-                SessionWriter(writer, session=session, seed=config.seed + session) for writer in (*writers, rule)
-            ],
+            writers=[WriterGroup([*writers, rule], {"session": session, "seed": config.seed + session})],
             on_first_update=after_first_update,
             stop_requested=lambda: request.requested or stop_requested(),
             ends_early=rule.ends_session,
@@ -155,26 +153,6 @@ def train_session(
 
 
 # --- Writers -----------------------------------------------------------------------------------------------------
-
-
-class SessionWriter(Writer):
-    """Passes the log points of a session on to a caller's writer, with `session` and `seed` in each row."""
-
-    def __init__(self, writer: Writer, *, session: int, seed: int):
-        self._writer = writer
-        self._columns = {"session": session, "seed": seed}
-
-    def write(self, row: Row) -> None:
-        self._writer.write(self._columns | dict(row))
-
-    def evaluation(self, row: Row) -> None:
-        self._writer.evaluation(self._columns | dict(row))
-
-    def progress(self, env_steps: int, row: Row) -> None:
-        self._writer.progress(env_steps, self._columns | dict(row) if row else row)
-
-    def message(self, text: str) -> None:
-        self._writer.message(text)
 
 
 def reached_limit(log: LogConfig, row: Row) -> str:

@@ -3,29 +3,23 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.algorithm import check_config
-from jaxrl_atari.cli.job import ERROR, job_name
+from jaxrl_atari.cli.job import job_name
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, Stopped, UserError, correctable, reason, require
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.imports import pass_on_script
-from jaxrl_atari.output import say, say_changes, say_traceback, try_to
+from jaxrl_atari.output import say, say_changes, say_traceback
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import (
-    CONFIG_FILE,
-    TRIAL_SUMMARY_FILE,
-    is_run,
-    resume_command,
-)
+from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_SUMMARY_FILE, is_run, resume_command
 from jaxrl_atari.runs.run_dir import claim_run_dir, require_resumable
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import raise_failures, run_jobs
@@ -37,7 +31,7 @@ from jaxrl_atari.trials.sessions import (
     train_session,
     unfinished_sessions,
 )
-from jaxrl_atari.trials.slots import plan_slots
+from jaxrl_atari.trials.slots import SlotPlan, plan_slots
 
 
 class TrainingResult(NamedTuple):
@@ -59,11 +53,12 @@ def run_training(
     """Runs a trial, prints its summary, and draws its graphs and its report.
 
     Sessions that run side by side, or that take several GPUs in turn, are jobs (`launch.py`). Others train in this
-    process, one after the other. With `devices.distributed` every process calls it; process 0 writes.
+    process, one after the other. With `devices.distributed` every process calls it, and process 0 writes.
 
     Args:
         config: the options of the trial. Its sessions have the seeds `config.seed`, `config.seed + 1`, ...
-        run_dir: where to train: a run in it is resumed. None: a new run directory.
+        run_dir: where to train: a run in it is resumed. None: a new run directory. `devices.distributed` needs one
+            that all processes share.
         writers: receive the log points of each session, besides the writers of `config.log`. Each row has
             `session` and `seed`. They are not closed. Only where the sessions train in this process.
         stop: called with each log point of a session, which is a row as a writer receives it; for example
@@ -72,7 +67,7 @@ def run_training(
             Before the first finished game, `return_mean` is NaN. Only where the sessions train in this process.
 
     Returns:
-        The run directory and the summary, which are complete even where trial.json could not be written.
+        The run directory and the summary.
 
     Raises:
         UserError: `run_dir` holds a run of another game, protocol or seed, or one that has come further than a
@@ -90,6 +85,10 @@ def run_training(
     # refused later, `claim_run_dir` removes the directory again.
     check_config(config)
     wanted = None if run_dir is None else Path(run_dir).expanduser()
+    if wanted is None and config.devices.distributed:
+        raise UserError(
+            "devices.distributed: expected --run-dir or --resume too, a directory that all processes share"
+        )
     before = config_to_resume(config, wanted)
     left = [*range(config.sessions)] if wanted is None else unfinished_sessions(config, wanted)
     plan = plan_slots(config, config.sessions, len(left)) if left else None
@@ -102,7 +101,52 @@ def run_training(
     if config.devices.distributed:
         distributed.join_processes(config.devices)
     if not distributed.is_leader():
-        return TrainingResult(_follow(config, stop), {})
+        assert wanted is not None
+        with _ending_together():
+            for session in left:
+                train_session(config, wanted, session, stop=stop)
+        return TrainingResult(wanted, {})
+    with _ending_together():
+        with (
+            claim_run_dir(config, wanted, is_new=before is None) as directory,
+            _summary_if_stopped(config, directory),
+        ):
+            say(f"{'resuming' if before else 'run directory:'} {directory}")
+            if note:
+                say(note)
+            if config.resume_note:
+                say(f"note: {config.resume_note}")
+            if before is not None and left:
+                say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
+            for session in sorted({*range(config.sessions)} - {*left}):
+                say(f"session {session}  finished already")
+            failures: dict[str, UserError] = {}
+            if plan is not None:
+                failures = _train_sessions(config, directory, left, plan, writers, stop)
+            elif before is not None and config.sessions != before.sessions:
+                # A finished run keeps the rest of the config that it was trained with.
+                kept = dataclasses.replace(before, sessions=config.sessions)
+                write_json(directory / CONFIG_FILE, describe(kept, directory))
+        return TrainingResult(directory, _summarise_or_raise(config, directory, failures))
+
+
+def _train_sessions(
+    config: Config,
+    run_dir: Path,
+    left: Sequence[int],
+    plan: SlotPlan,
+    writers: Sequence[Writer],
+    stop: StopFunction | None,
+) -> dict[str, UserError]:
+    """Trains the sessions of a trial that are left, as jobs or in this process.
+
+    Returns:
+        The errors of those that have failed: `session 0` -> error.
+
+    Raises:
+        KeyboardInterrupt: after a stop request.
+        Exception: an error of the only session, or with `devices.distributed`, in this process.
+    """
     failures: dict[str, UserError] = {}
 
     def note_end(name: str, failure: UserError | None) -> None:
@@ -110,49 +154,29 @@ def run_training(
             say(f"{name}  failed: {failure}")
             failures[name] = failure
 
-    with (
-        _claim_for_all(config, wanted, is_new=before is None) as directory,
-        _summary_if_stopped(config, directory),
-    ):
-        say(f"{'resuming' if before else 'run directory:'} {directory}")
-        if note:
-            say(note)
-        if config.resume_note:
-            say(f"note: {config.resume_note}")
-        if before is not None and left:
-            say_changes("changed", changed_fields(before.to_dict(), config.to_dict()))
-        for session in sorted({*range(config.sessions)} - {*left}):
-            say(f"session {session}  finished already")
-        if plan is None:
-            assert before is not None  # a finished run, which keeps the config that it was trained with
-            if config.sessions != before.sessions:
-                kept = dataclasses.replace(before, sessions=config.sessions)
-                write_json(directory / CONFIG_FILE, describe(kept, directory))
-        elif plan.needs_processes:
-            pass_on_script()
-            jobs = session_jobs(config, directory)
-            with described_for_jobs(config, directory):
-                run_jobs(
-                    jobs,
-                    lambda job, failure: note_end(job.name, failure),
-                    slots=plan.slots,
-                    parallel=plan.parallel,
-                )
-        else:
-            config = begin_run(config, directory)
-            for session in left:
-                try:
-                    train_session(config, directory, session, writers=writers, stop=stop)
-                except Exception as error:
-                    # With `devices.distributed`, a follower cannot see that the leader's session has failed, and
-                    # would wait for it.
-                    if config.sessions == 1 or config.devices.distributed:
-                        raise
-                    say_traceback(error)
-                    note_end(f"session {session}", correctable(error) or SessionsFailed(reason(error)))
-    summary = _summarise_or_raise(config, directory, failures)
-    distributed.wait_for_all()
-    return TrainingResult(directory, summary)
+    if plan.needs_processes:
+        pass_on_script()
+        jobs = session_jobs(config, run_dir)
+        with described_for_jobs(config, run_dir):
+            run_jobs(
+                jobs,
+                lambda job, failure: note_end(job.name, failure),
+                slots=plan.slots,
+                parallel=plan.parallel,
+            )
+        return failures
+    config = begin_run(config, run_dir)
+    for session in left:
+        try:
+            train_session(config, run_dir, session, writers=writers, stop=stop)
+        except Exception as error:
+            # With `devices.distributed`, a follower cannot see that the leader's session has failed, and would
+            # wait for it.
+            if config.sessions == 1 or config.devices.distributed:
+                raise
+            say_traceback(error)
+            note_end(f"session {session}", correctable(error) or SessionsFailed(reason(error)))
+    return failures
 
 
 def config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
@@ -166,59 +190,34 @@ def config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
 
 
 def train_alone(config: Config, run_dir: Path, session: int) -> None:
-    """Trains one session of a trial: the command `train --session`.
+    """Trains one session of a trial, as one of several commands that a cluster runs: `train --session`.
 
-    It may be a job. Otherwise it is one of several commands that a cluster runs side by side: the first one makes
-    the run directory, and the last one writes the summary.
+    The first command makes the run directory, and the last one writes the summary.
 
     Raises:
         UserError: the run cannot be resumed, or as `train_session`.
     """
     require(0 <= session < config.sessions, "--session", session, f"0 to {config.sessions - 1}")
     require(not config.devices.distributed, "devices.distributed", True, "false with --session")
-    name = job_name()
-    if not name:
-        config_to_resume(config, run_dir)
-        config = begin_run(config, run_dir)
-    train_session(config, run_dir, session, name=name)
-    if not name and not unfinished_sessions(config, run_dir):
+    config_to_resume(config, run_dir)
+    config = begin_run(config, run_dir)
+    train_session(config, run_dir, session)
+    if not unfinished_sessions(config, run_dir):
         _summarise_or_raise(config, run_dir, {})
 
 
-def _follow(config: Config, stop: StopFunction | None) -> Path:
-    """Trains in a follower of `devices.distributed`: together with the leader, which alone writes files.
+@contextlib.contextmanager
+def _ending_together() -> Iterator[None]:
+    """Context of each process of `devices.distributed`: it waits for the others at its end, and after a stop.
 
-    Returns:
-        The run directory.
-
-    Raises:
-        UserError: the leader cannot use the run directory.
+    Otherwise the exit of process 0 would abort the others.
     """
-    answer = distributed.agree("")
-    if answer.startswith(ERROR):
-        raise UserError(answer.removeprefix(ERROR))
-    run_dir = Path(answer)
     try:
-        for session in unfinished_sessions(config, run_dir):
-            train_session(config, run_dir, session, stop=stop)
+        yield
     except Stopped:  # in every process
         distributed.wait_for_all()
         raise
     distributed.wait_for_all()
-    return run_dir
-
-
-@contextlib.contextmanager
-def _claim_for_all(config: Config, wanted: Path | None, is_new: bool) -> Iterator[Path]:
-    """Claims the run directory with `claim_run_dir`, and tells followers its path or why it cannot be used."""
-    with contextlib.ExitStack() as exits:
-        try:
-            run_dir = exits.enter_context(claim_run_dir(config, wanted, is_new))
-        except Exception as error:
-            distributed.agree(f"{ERROR}{reason(error)}")
-            raise
-        distributed.agree(str(run_dir.absolute()))  # a follower may have another working directory
-        yield run_dir
 
 
 @contextlib.contextmanager
@@ -228,16 +227,15 @@ def _summary_if_stopped(config: Config, run_dir: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         with contextlib.suppress(OSError, UserError):  # no session has a log point, or the metrics cannot be read
-            _save_summary(run_dir)
-        if isinstance(interrupt, Stopped):  # in every process
-            distributed.wait_for_all()
+            write_json(run_dir / TRIAL_SUMMARY_FILE, trial_summary(read_run(run_dir)))
+        text = "stopped; every session has finished"
         if unfinished_sessions(config, run_dir):
-            raise KeyboardInterrupt(f"stopped; go on with {resume_command('train', run_dir)}") from None
-        raise KeyboardInterrupt("stopped; every session has finished") from None
+            text = f"stopped; go on with {resume_command('train', run_dir)}"
+        raise type(interrupt)(text) from None
 
 
 def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, UserError]) -> TrialSummary:
-    """Saves and prints the summary of a trial, and writes the report, even where some sessions have failed.
+    """Prints and saves the summary of a trial, and writes the report, even where some sessions have failed.
 
     Raises:
         UserError: no session could begin or has a log point. Then there is no summary.
@@ -245,20 +243,13 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, Us
     """
     resume = resume_command("train", run_dir)
     try:
-        summary = _save_summary(run_dir)
+        summary = trial_summary(read_run(run_dir))
     except UserError:
         raise_failures(failures, config.sessions, run_dir, resume)
         raise
     say(f"\n{summary_table(summary)}")
+    write_json(run_dir / TRIAL_SUMMARY_FILE, summary)
     if config.log.graphs:
         try_report(run_dir)
     raise_failures(failures, config.sessions, run_dir, resume)
-    return summary
-
-
-def _save_summary(run_dir: Path) -> TrialSummary:
-    """Returns the summary of a trial. If trial.json cannot be written, prints why: a resume makes it again."""
-    summary = trial_summary(read_run(run_dir))
-    save = partial(write_json, run_dir / TRIAL_SUMMARY_FILE, summary)
-    try_to("trial.json is not saved", save, resume_command("train", run_dir))
     return summary

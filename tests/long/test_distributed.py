@@ -8,20 +8,19 @@ from two_processes import TINY, distributed, output_of_both, start, together
 from user_commands import free_address
 
 
-def test_followers_are_told_why_the_leader_cannot_use_the_run_directory(tmp_path):
-    (tmp_path / "notes.txt").touch()
-    for output in together(*TINY, "--run-dir", tmp_path, status=2):
-        assert f"error: {tmp_path}: holds notes.txt, and no run" in output
+def test_processes_need_a_directory_that_they_share(tmp_path):
+    for output in together(*TINY, "--output-dir", tmp_path, status=2):
+        assert "error: devices.distributed: expected --run-dir or --resume too" in output
 
 
 def test_each_process_needs_a_device(tmp_path):
-    for output in together(*TINY, "--devices.data-parallel", 1, "--output-dir", tmp_path, status=2):
+    for output in together(*TINY, "--devices.data-parallel", 1, "--run-dir", tmp_path / "run", status=2):
         assert "error: devices.data_parallel = 1: expected all, or enough for the 2 processes" in output
 
 
 def test_each_process_needs_as_many_devices_as_the_others(tmp_path):
     coordinator = free_address()
-    words = [*TINY, "--output-dir", tmp_path]
+    words = [*TINY, "--env.num-envs", 6, "--ppo.minibatch-size", 48, "--run-dir", tmp_path / "run"]
     flags = [f"--xla_force_host_platform_device_count={count}" for count in (2, 1)]
     children = [start([*words, *distributed(coordinator, i)], XLA_FLAGS=flags[i]) for i in range(2)]
     for output in output_of_both(children, status=2):
@@ -35,7 +34,7 @@ def test_each_process_needs_as_many_devices_as_the_others(tmp_path):
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, tmp_path):
     coordinator = free_address()
-    process = start([*TINY, "--output-dir", tmp_path / "data", *distributed(coordinator, index, 3)])
+    process = start([*TINY, "--run-dir", tmp_path / "run", *distributed(coordinator, index, 3)])
     printed = ""
     while "waiting" not in printed:
         printed = process.stdout.readline()
@@ -46,4 +45,4 @@ def test_a_signal_ends_the_wait_for_a_process_that_never_comes(index, tmp_path):
     assert process.communicate(timeout=60)[0].startswith("interrupted\n")  # then JAX logs that it ends
     assert process.returncode == 130
     assert time.monotonic() - signalled < 20
-    assert not (tmp_path / "data").exists()
+    assert not (tmp_path / "run").exists()

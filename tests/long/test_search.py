@@ -150,7 +150,7 @@ def test_a_search_is_interrupted_killed_and_continued(tmp_path):
     family = wait_for_progress(process, search_dir, 1)
     next(child for child in family if "--trial" in child.cmdline()).kill()
     output = finish(process)
-    assert "failed: killed; does the machine have too little memory?" in output
+    assert "failed: ended by signal 9 (Killed); does the machine have too little memory?" in output
     output += finish(start(*line, "--search.trials", 3, **gpu))  # what has failed runs again
     rows = read_csv(search_dir / "trials.csv")
     assert [row["status"] for row in rows] == ["finished"] * 3
