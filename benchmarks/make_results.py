@@ -23,8 +23,7 @@ from scipy import stats
 from jaxrl_atari import cli
 from jaxrl_atari.envs.games import game_under
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.report.figures import COLOURS, default_style, new_figure
-from jaxrl_atari.report.graphs import finish_returns
+from jaxrl_atari.report.graphs import COLOURS, default_style, finish_returns, new_figure
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.report.tables import markdown_table, number_text

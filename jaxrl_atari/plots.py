@@ -20,19 +20,18 @@ kind is named on stderr and left out.
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
-from jaxrl_atari.errors import MetricsError, NoLogPoint, UserError, require
+from jaxrl_atari.errors import MetricsError, UserError, require
 from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_profiles, plot_run
-from jaxrl_atari.report.search_graphs import draw_graphs
-from jaxrl_atari.report.suites import Suite, compared, read_results, read_suite, save_results
+from jaxrl_atari.report.searches import plot_search
+from jaxrl_atari.report.suites import Suite, compare, read_results, read_suite, save_results
 from jaxrl_atari.report.summary import Run, merge_runs, read_run, trial_summary
 from jaxrl_atari.report.text import differences, summary_table
-from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind
 
 
@@ -58,41 +57,6 @@ class Options:
     """Draw this column of metrics.csv instead, such as entropy, into the output folder."""
 
 
-def _draw_search(search_dir: Path) -> list[Path]:
-    """Draws the trials of a search into SEARCH_DIR/graphs/, and returns the files.
-
-    Raises:
-        NoLogPoint: no game of a trial has ended, or Optuna is not installed.
-    """
-    study = read_study(search_dir)
-    files = draw_graphs(study, search_dir / GRAPHS_FOLDER) if study else []
-    if not files:
-        hint = "wait for the first finished game; drawing needs pip install 'jaxrl_atari[search]'"
-        raise NoLogPoint(f"{search_dir}: holds no trial with a score; {hint}")
-    return files
-
-
-def _draw_sweep(sweep_dir: Path) -> list[Path]:
-    """Draws the learning curves of all settings of a sweep into SWEEP_DIR/graphs/, and returns the files.
-
-    Raises:
-        NoLogPoint: no setting has a log point.
-    """
-    curves = read_results(sweep_dir).curves()
-    if not curves:
-        raise NoLogPoint(f"{sweep_dir}: holds no log point; wait for the first one")
-    return plot_comparison(curves, sweep_dir / GRAPHS_FOLDER)
-
-
-def _compare_suites(suites: Mapping[str, Suite], output: Path) -> list[Path]:
-    """Compares suites: prints their statistics, saves the comparison and draws profiles; returns the graphs."""
-    columns = {name: {"suite": name} for name in suites}
-    comparison = compared(" and ".join(suites), suites, columns)
-    save_results(comparison, output, "comparison")
-    say(comparison.sections()[-1].to_markdown())
-    return plot_profiles(comparison.statistics, output) if comparison.statistics else []
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Draws what the directories hold, each kind separately, and prints the files."""
     options = parse(Options, arguments, "plots")
@@ -100,9 +64,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.merge is not None:
         merged = merge_runs([read_run(directory) for directory in directories], options.merge)
         say(summary_table(trial_summary(merged)))
-        for file in plot_run(merged, options.title):
-            say(str(file))
-        return
+        files = plot_run(merged, options.title)
+    else:
+        files = _plot_each_kind(options, directories)
+    for file in files:
+        say(str(file))
+
+
+def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]:
+    """Draws what the directories hold, and returns the files.
+
+    Raises:
+        UserError: a label is missing; nothing can be drawn; or the only directory cannot be read.
+    """
     names = options.labels or [directory.absolute().name for directory in directories]
     count = len(directories)
     require(len(names) == len({*names}) == count, "--labels", " ".join(names), f"{count} different names")
@@ -113,9 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         kind = held_kind(path)
         try:
             if kind == "search":
-                files += _draw_search(path)
+                files += plot_search(path)
             elif kind == "sweep":
-                files += _draw_sweep(path)
+                files += plot_comparison(read_results(path).curves(), path / GRAPHS_FOLDER)
             elif kind == "suite":
                 suites[name] = read_suite(path)
             elif kind == "run" or count == 1 or not path.exists():  # the error of reading it says what is wrong
@@ -131,23 +105,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
     output, title, x = options.output, options.title, options.x
     if options.column:
-        files += plot_comparison([*runs, *curves], output, title, options.column, x, options.column)
-    else:
-        for _, run in runs:
-            files += plot_run(run, title if len(runs) == 1 else "")
-        if len(runs) > 1:
-            files += plot_comparison(runs, output, title, x=x)
-            for line in differences(runs):
-                say(line)
-        if curves:
-            file = "comparison_of_suites" if len(runs) > 1 else "comparison"
-            files += plot_comparison(curves, output, title, file, x)
-        if suites:
-            files += _compare_suites(suites, output)
-    for file in files:
-        say(str(file))
-    for problem in (problem for suite in suites.values() for problem in suite.damaged.values()):
-        say(f"not drawn: {problem}", sys.stderr)
+        return files + plot_comparison([*runs, *curves], output, title, options.column, x, options.column)
+    for _, run in runs:
+        files += plot_run(run, title if len(runs) == 1 else "")
+    if len(runs) > 1:
+        files += plot_comparison(runs, output, title, x=x)
+        for line in differences(runs):
+            say(line)
+    if curves:
+        file = "comparison_of_suites" if len(runs) > 1 else "comparison"
+        files += plot_comparison(curves, output, title, file, x)
+    if suites:
+        comparison = compare(" and ".join(suites), suites)
+        save_results(comparison, output, "comparison")
+        say(comparison.sections()[-1].to_markdown())
+        if comparison.statistics:
+            files += plot_profiles(comparison.statistics, output)
+    return files
 
 
 if __name__ == "__main__":

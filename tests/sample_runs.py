@@ -4,6 +4,7 @@ import csv
 import json
 
 import numpy as np
+import pytest
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.runs.columns import COLUMNS
@@ -120,3 +121,34 @@ def learning_table(game, seed, count=1000, total_env_steps=10_000_000, gpu=True)
     if gpu:
         columns["gpu_busy_percent"] = np.clip(88 + noise(3), 0, 100)
     return table(returns, env_steps=np.round(progress * total_env_steps), **columns)
+
+
+TRIALS = ((1e-4, 3.0, "COMPLETE"), (3e-4, 9.0, "COMPLETE"), (1e-3, 6.0, "PRUNED"))
+
+
+def write_search(search_dir, trials=TRIALS, **values):
+    """A search over the learning rate, whose trials have a log point at 100 env steps with a third of their score.
+
+    Args:
+        trials: learning rate, score and state of each; a score of None is that of a trial without a log point.
+    """
+    optuna = pytest.importorskip("optuna")
+    search_dir.mkdir(parents=True, exist_ok=True)
+    space = {"ppo.learning_rate": optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)}
+    saved = {name: json.loads(optuna.distributions.distribution_to_json(each)) for name, each in space.items()}
+    write_json(search_dir / "search.json", {"config": Config().to_dict(), "search": {"trials": 4, "space": saved}})
+    backend = optuna.storages.journal.JournalFileBackend(str(search_dir / "journal.log"))
+    study = optuna.create_study(
+        study_name="search", storage=optuna.storages.JournalStorage(backend), direction="maximize"
+    )
+    for rate, score, state in trials:
+        made = optuna.trial.create_trial(
+            params={"ppo.learning_rate": rate},
+            distributions=space,
+            value=None if state == "RUNNING" else score,
+            state=optuna.trial.TrialState[state],
+            intermediate_values={100: score / 3, 200: score} if score else {},
+            **values,
+        )
+        study.add_trial(made)
+    return study

@@ -13,7 +13,7 @@ import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from jaxrl_atari import cli
 from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, WithImports, parse
@@ -25,7 +25,6 @@ from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
 from jaxrl_atari.output import counted, say
 from jaxrl_atari.process_tuning import tune_process
-from jaxrl_atari.report.evaluations import EvaluationSettings, RunEvaluation, SessionEvaluation
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.report.text import interval_text
@@ -100,8 +99,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try_report(run_dir)
 
 
-def _evaluate(policy: Policy, options: Options, seed: int) -> SessionEvaluation:
-    """Plays the games of one session, prints and saves their scores, and records the video if it is wanted."""
+def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
+    """Plays the games of one session, prints and saves their scores, and records the video if it is wanted.
+
+    Returns:
+        The content of its file; see `report/evaluations.py`.
+    """
     env = policy.config.env
     session_dir = policy.session_dir
     say(
@@ -118,7 +121,7 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> SessionEvaluation:
         f"{'mean':>6} {result.mean:>12,.1f}\n{'std':>6} {std:>12}\n"
         f"{result.num_truncated} of {counted(options.episodes, 'game')} cut off at {env.time_limit}"
     )
-    evaluation: SessionEvaluation = {
+    evaluation = {
         "session": session_dir.name,
         **_settings(policy, options),
         "env_steps": policy.env_steps,
@@ -139,7 +142,7 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> SessionEvaluation:
     return evaluation
 
 
-def _settings(policy: Policy, options: Options) -> EvaluationSettings:
+def _settings(policy: Policy, options: Options) -> dict[str, Any]:
     """How the games are played, which is the same for all sessions of a run, and the date."""
     env = policy.config.env
     return {
@@ -174,7 +177,7 @@ def _record(policy: Policy, options: Options, evaluation: Path, seed: int) -> No
     )
 
 
-def _summarise(run_dir: Path, results: list[SessionEvaluation], settings: EvaluationSettings, seed: int) -> None:
+def _summarise(run_dir: Path, results: list[dict[str, Any]], settings: dict[str, Any], seed: int) -> None:
     """Prints the mean over sessions with its interval, and saves it in evaluation.json with all returns.
 
     Args:
@@ -189,7 +192,7 @@ def _summarise(run_dir: Path, results: list[SessionEvaluation], settings: Evalua
     for result in results:
         say(f"{result['session']:>12} {result['mean']:>12,.1f}")
     say(f"{'mean':>12} {mean:>12,.1f}   {interval_text(means)}")
-    summary: RunEvaluation = {
+    summary = {
         **settings,
         "seed": seed,
         "sessions": [result["session"] for result in results],

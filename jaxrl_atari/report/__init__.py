@@ -11,8 +11,7 @@ In reading order:
 | text | scores, summaries and differences as text |
 | suites | the results of suites and sweeps, and comparisons of suites: tables, statistics, files |
 | evaluations | the results that `evaluate` has written |
-| figures | the form of all graphs: style, axes, and files |
-| graphs, search_graphs | the graphs of runs and suites, with matplotlib; those of searches, by Optuna |
-| sections | what the page of a run, suite, sweep or search shows; its graphs are drawn |
-| page | report.html |
+| graphs | the graphs of runs and suites |
+| searches | the results of a search: the table of its trials, and graphs, which Optuna draws |
+| page | report.html: what the page of a run, suite, sweep or search shows |
 """

@@ -1,57 +1,31 @@
-"""The results that `evaluate` has written into the directories of runs and sessions; see `runs/layout.py`."""
+"""The results that `evaluate` has written into the directories of runs and sessions; see `runs/layout.py`.
+
+session_<i>/evaluation_STEP.json has the games that were played with one checkpoint:
+
+| value | content |
+|---|---|
+| date, game, protocol, backend, greedy, num_envs, device, compute_dtype | when and how they were played |
+| checkpoint, env_steps | `best`, `latest` or an env step; the env steps of training at that checkpoint |
+| episodes, seed | number of games, and their seed |
+| mean, std | of the returns; the sample standard deviation is null for a single game |
+| returns, lengths, truncated | of each game: return, env steps, whether it reached its time limit |
+| cut_off | number of games that reached their time limit |
+
+evaluation.json has the games of all sessions of a run: the same values, where `seed` is that of the first session,
+`sessions`, `env_steps` and `returns` have an entry for each session, and `mean` and `interval` are those of the
+`session_means`.
+"""
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from jaxrl_atari.runs.files import read_result
-
-
-class EvaluationSettings(TypedDict):
-    """When and how the games of an evaluation were played."""
-
-    date: str  # UTC
-    game: str
-    protocol: str
-    backend: str
-    checkpoint: str | int  # best, latest, or an env step
-    greedy: bool
-    num_envs: int  # games played at once
-    device: str
-    compute_dtype: str
-    episodes: int  # games of each session
-
-
-class SessionEvaluation(EvaluationSettings):
-    """The content of session_<i>/evaluation_STEP.json: games with one checkpoint."""
-
-    session: str
-    env_steps: int  # env steps of training at the checkpoint
-    seed: int
-    mean: float  # of the returns
-    std: float | None  # their sample standard deviation; None for a single game
-    cut_off: int  # number of games that reached their time limit
-    returns: list[float]  # of each game, in the order in which the games ended
-    lengths: list[int]  # env steps of each game
-    truncated: list[bool]  # whether each game reached its time limit
-
-
-class RunEvaluation(EvaluationSettings):
-    """The content of evaluation.json: games of all sessions of a run."""
-
-    seed: int  # of the first session; the next ones have the next numbers
-    sessions: list[str]
-    env_steps: list[int]  # of each session's checkpoint
-    mean: float  # of the sessions' means
-    interval: tuple[float, float] | None  # of that mean
-    session_means: list[float]
-    cut_off: int  # number of games of all sessions that reached their time limit
-    returns: list[list[float]]  # [sessions, games]
 
 
 def evaluations(directory: Path) -> list[dict[str, Any]]:
     """The results that `evaluate` has written into the directory of a run or a session, oldest first.
 
-    Each result is a `SessionEvaluation` or a `RunEvaluation`, with the path of its `file`.
+    Each result also has the path of its `file`.
 
     Raises:
         UserError: as `read_result`.

@@ -1,8 +1,15 @@
-"""Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG."""
+"""Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG.
 
+matplotlib is imported only when something is drawn, without pyplot. It draws with Agg, whatever back end the user
+has configured.
+"""
+
+import contextlib
+import io
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,25 +18,24 @@ import numpy as np
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.figures import (
-    COLOURS,
-    GREY,
-    default_style,
-    finish_axes,
-    new_figure,
-    save_figure,
-)
 from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.score_statistics import CONFIDENCE
 from jaxrl_atari.report.summary import Run, trial_summary
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import left_out_text, sessions_text
 from jaxrl_atari.runs.columns import section_of, unit_of
+from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER
 from jaxrl_atari.runs.reading import Table, read_evaluations
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
+"""Okabe & Ito 2008, "Color Universal Design", without black, and without yellow, which is too pale for lines."""
+GREY = "#555555"
+
 
 CHART_PANELS = ("sps", "episode_length", "learning_rate")
 """The columns of the section "charts" that get a small panel in a session's graph. All other metrics get one."""
@@ -39,6 +45,65 @@ RETURN_MEAN = "return_mean (last 100 games)"
 XAxis = Literal["env steps", "hours"]
 X_AXES: dict[XAxis, tuple[str, float]] = {"env steps": ("env_steps", 1), "hours": ("wall_seconds", 3600)}
 """Axis -> its column, and the number of the column's units in one unit of the axis."""
+
+
+# --- The form of all graphs --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def default_style() -> Iterator[None]:
+    """Draws a block or a decorated function in the style of graphs.mplstyle, whatever the user has configured."""
+    # A notebook exports its back end to `!python`, where matplotlib may not find it and then fails.
+    backend = os.environ.pop("MPLBACKEND", None)
+    import matplotlib.style
+
+    if backend is not None:
+        os.environ["MPLBACKEND"] = backend
+    with matplotlib.style.context(Path(__file__).with_suffix(".mplstyle"), after_reset=True):
+        yield
+
+
+def new_figure(title: str, width: float, height: float) -> "Figure":
+    """A figure with a title. Width and height are in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    figure.suptitle(title)
+    return figure
+
+
+def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
+    """Writes NAME.png and NAME.svg, each atomically, and returns their paths."""
+    paths = [directory / f"{name}.png", directory / f"{name}.svg"]
+    directory.mkdir(parents=True, exist_ok=True)
+    for path in paths:
+        image = io.BytesIO()
+        figure.savefig(image, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None)
+        figure.set_layout_engine("none")  # the SVG keeps the layout of the PNG, which is slow to compute
+        write_file(path, image.getvalue())
+    return paths
+
+
+def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
+    """Sets limits, labels and number formats (400k, 2M; 10,000) of axes that hold their data.
+
+    x starts at 0, or at the first point if that is negative.
+
+    Args:
+        x_end: end of x; None: the last point that is drawn.
+    """
+    from matplotlib.ticker import EngFormatter, StrMethodFormatter
+
+    axes.margins(x=0)
+    first = axes.get_xlim()[0] if axes.has_data() else 0
+    axes.set_xlim(left=min(0, first), right=x_end)
+    if axes.get_xlim()[1] >= 1000:
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
+    low, high = axes.dataLim.intervaly
+    if low == high:  # matplotlib would invent a scale around the single value
+        axes.set_yticks([low])
+    axes.set(xlabel=x_label, ylabel=y_label)
 
 
 def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: float | None = None) -> None:
@@ -62,6 +127,9 @@ def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: 
             label = f"{reference.source}: {number_text(reference.score)}"
             axes.axhline(reference.score, color=GREY, linewidth=1.1, linestyle=style, label=label)
     axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
+
+
+# --- Graphs ------------------------------------------------------------------------------------------------------
 
 
 @default_style()

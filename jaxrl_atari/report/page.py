@@ -1,28 +1,70 @@
 """Reports of runs, suites, sweeps and searches: one self-contained page each, report.html in its directory.
 
-A page is a list of sections, made by `sections.py` and rendered by the Jinja template `templates/page.html`. What
-a run contains is data: the template escapes every value, and the security policy of the page forbids scripts and
-network access.
+A page is a list of sections, which the Jinja template `templates/page.html` renders. What a run contains is data:
+the template escapes every value, and the security policy of the page forbids scripts and network access.
 """
 
-import base64
+import contextlib
+import os
 import time
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxrl_atari import __version__
+from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import NoLogPoint, UserError
-from jaxrl_atari.output import say, try_to
-from jaxrl_atari.report.sections import results_page, run_page, search_page
-from jaxrl_atari.report.summary import Run, read_run
-from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import REPORT_FILE, command_line, held_kind
+from jaxrl_atari.output import counted, say, try_to
+from jaxrl_atari.report.evaluations import evaluations, played_at
+from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
+from jaxrl_atari.report.searches import plot_search, trials_table
+from jaxrl_atari.report.suites import read_results
+from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summary
+from jaxrl_atari.report.tables import Section, cell_text, number_text, table_of
+from jaxrl_atari.report.text import (
+    interval_text,
+    metric_table,
+    reference_rows,
+    score_notes,
+    sessions_text,
+)
+from jaxrl_atari.runs.description import read_config, resumes
+from jaxrl_atari.runs.files import read_json, write_file
+from jaxrl_atari.runs.journal import read_study
+from jaxrl_atari.runs.layout import (
+    GRAPHS_FOLDER,
+    HUB_VIDEO_FILE,
+    METRICS_FILE,
+    REPORT_FILE,
+    SEARCH_FILE,
+    SUITE_FILE,
+    SWEEP_FILE,
+    command_line,
+    game_file,
+    held_kind,
+    is_sweep,
+    trial_dirs,
+)
+from jaxrl_atari.runs.reading import latest_meta, read_verification
+
+
+class Page(NamedTuple):
+    """The content of a page."""
+
+    title: str
+    badges: Sequence[str]
+    sections: Sequence[Section]
+    reports: Sequence[str] = ()  # directories within that of the page, which get reports, too, and are linked
 
 
 def write_report(directory: Path, merged: Run | None = None) -> Path:
     """Writes report.html into the directory of a run, suite, sweep or search; returns its path.
 
-    Graphs that are missing or older than the metrics are drawn. The runs or suites in the directory that have a
-    log point get reports, too.
+    The graphs are drawn. The runs or suites in the directory that have a log point get reports, too, unless theirs
+    are newer than their log points.
 
     Args:
         merged: the run that the report shows, whose folder is `directory`. None: what the directory holds.
@@ -36,17 +78,27 @@ def write_report(directory: Path, merged: Run | None = None) -> Path:
     make = make_page.get(held_kind(directory) or "")
     page = run_page(merged or read_run(directory)) if merged or make is None else make(directory)
     for name in page.reports:
-        _try_linked_report(directory / name)
+        if not _has_current_report(directory / name):
+            _try_linked_report(directory / name)
     environment = Environment(
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters["base64"] = lambda file: base64.b64encode(file.read_bytes()).decode()
+    environment.filters["base64"] = lambda file: b64encode(file.read_bytes()).decode()
     reports = [name for name in page.reports if (directory / name / REPORT_FILE).is_file()]
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path = directory / REPORT_FILE
     template = environment.get_template("page.html")
     write_file(path, template.render(page=page, reports=reports, version=__version__, written=written))
     return path
+
+
+def _has_current_report(directory: Path) -> bool:
+    """Whether the report of a run or suite is newer than its log points."""
+    report = directory / REPORT_FILE
+    if not report.is_file():
+        return False
+    written = report.stat().st_mtime
+    return all(file.stat().st_mtime < written for file in directory.rglob(f"session_*/{METRICS_FILE}"))
 
 
 def _try_linked_report(directory: Path) -> None:
@@ -62,3 +114,170 @@ def _try_linked_report(directory: Path) -> None:
 def try_report(directory: Path) -> None:
     """Writes a report at the end of a command. Prints its path, or why it failed; see `try_to`."""
     try_to("no report", lambda: say(str(write_report(directory))), command_line("report", directory))
+
+
+# --- Runs --------------------------------------------------------------------------------------------------------
+
+
+def run_page(run: Run) -> Page:
+    """The page of a run: score, graphs, sessions, evaluations, and the video of a game."""
+    config = run.config
+    summary = trial_summary(run)
+    badges = [
+        f"protocol {run.protocol}",
+        sessions_text(summary),
+        f"{config.total_env_steps:,} env steps each",
+        f"seeds {', '.join(str(each['seed']) for each in summary['sessions'])}",
+        f"λ of GAE {config.resolved_gae_lambda:g}",
+        f"dialect {summary['dialect']}",
+    ]
+    if not summary["complete"]:
+        reached = np.mean([table["env_steps"][-1] for table in run.tables.values()])
+        begun = f"{len(run.tables)} of {counted(config.sessions, 'session')} begun"
+        badges.append(f"not complete: mean {reached:,.0f} env steps so far, {begun}")
+    *session_graphs, trial_graph = _svg(plot_run(run))
+    devices = {run.session_name(path): latest_meta(path).get("device", "") for path in run.tables}
+    sections = [
+        _score_section(run, summary),
+        Section("Learning", graphs=[trial_graph]),
+        Section("Sessions", metric_table(summary), graphs=session_graphs),
+        _evaluation_section(run),
+        *_video_sections(run),
+        *_settings_sections(config, run.description, devices),
+    ]
+    name = "" if config.name == run.game.name else f": {config.name}"
+    return Page(run.game.name + name, badges, sections)
+
+
+def _score_section(run: Run, summary: TrialSummary) -> Section:
+    facts = dict(reference_rows(summary))
+    for path, table in run.tables.items():
+        verified = read_verification(path)
+        if verified is not None:
+            rows = f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}"
+            facts[f"{run.session_name(path)} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
+    score = "" if summary["score"] is None else number_text(summary["score"])
+    chosen_by = "evaluation" if run.config.evaluation.every_env_steps else "mean return of the last 100 games"
+    notes = [*score_notes(summary), f"best checkpoint of a session: the one with the highest {chosen_by}"]
+    return Section("Score", notes=notes, score=score, facts=facts)
+
+
+def _evaluation_section(run: Run) -> Section:
+    """The results of `evaluate`, oldest first: those of all sessions, then those of each session."""
+    rows = []
+    for each in (found for directory in (run.path, *run.tables) for found in evaluations(directory)):
+        means = each.get("session_means", [])
+        games = f"{each['episodes']} each" if means else str(each["episodes"])
+        rows.append({
+            "file": os.path.relpath(each["file"], run.path),
+            "full games": f"{games}, greedy" if each.get("greedy") else games,
+            "mean": float(each["mean"]),
+            "spread": interval_text(means) if means else f"std {number_text(each.get('std'))}",
+            "cut off": each.get("cut_off"),
+            "returns": ", ".join(map(number_text, means or each.get("returns", []))),
+        })  # fmt: skip
+    return Section("Evaluations of checkpoints", table_of(rows))
+
+
+def _video_sections(run: Run) -> list[Section]:
+    """The newest video of a run, with a link to the page of its game; nothing if there is no video."""
+    videos = [*run.path.glob("session_*/video_*.mp4"), *run.path.glob(HUB_VIDEO_FILE)]
+    if not videos:
+        return []
+    video = max(videos, key=played_at)
+    game = game_file(video)
+    link = game.relative_to(run.path).as_posix() if game.is_file() else ""
+    return [Section("A game", notes=[video.relative_to(run.path).as_posix()], video=video, link=link)]
+
+
+# --- Suites, sweeps and searches ---------------------------------------------------------------------------------
+
+
+def results_page(directory: Path) -> Page:
+    """The page of a suite or a sweep: the table of its games, statistics over games, and graphs."""
+    results = read_results(directory)
+    graphs = []
+    if results.statistics:
+        graphs += plot_profiles(results.statistics, directory / GRAPHS_FOLDER)
+    if results.curves():
+        graphs += plot_comparison(results.curves(), directory / GRAPHS_FOLDER)
+    file, reports = SUITE_FILE, [game for suite in results.suites.values() for game in suite.runs]
+    if is_sweep(directory):
+        file, reports = SWEEP_FILE, [*results.suites]
+    sections = [
+        *results.sections(),
+        Section("Graphs", graphs=_svg(graphs)),
+        *_settings_sections(read_config(directory, file), read_json(directory / file)),
+    ]
+    name, _, badge = results.title.partition(": ")
+    return Page(name, [badge], sections, reports)
+
+
+def search_page(search_dir: Path) -> Page:
+    """The page of a search: the table of its trials, graphs, and what was searched."""
+    config = read_config(search_dir, SEARCH_FILE)
+    description = read_json(search_dir / SEARCH_FILE)
+    study = read_study(search_dir)
+    table = trials_table(study) if study else None
+    graphs = []
+    with contextlib.suppress(NoLogPoint):
+        graphs = plot_search(search_dir)
+    notes = ["Best first. The best of many is an optimistic pick: confirm it with other seeds."]
+    search = dict(description["search"])
+    space = {name: _distribution_text(saved["attributes"]) for name, saved in search.pop("space").items()}
+    sections = [
+        Section("Trials", table, notes if table else ["No trial has started yet, or Optuna is not installed."]),
+        Section("Graphs", graphs=_svg(graphs)),
+        Section("Search", facts=space | {name: _text(value) for name, value in flat(search).items()}),
+        *_settings_sections(config, description),
+    ]
+    badges = ["search", f"protocol {config.env.resolved_protocol}"]
+    reports = [path.name for path in trial_dirs(search_dir)]
+    return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections, reports)
+
+
+def _distribution_text(attributes: Mapping[str, Any]) -> str:
+    """The attributes of a distribution of Optuna as text: `low 0.0001, high 0.0005, log True`."""
+    known = {name: value for name, value in attributes.items() if value is not None}
+    return ", ".join(f"{name} {_text(value)}" for name, value in known.items())
+
+
+# --- Parts -------------------------------------------------------------------------------------------------------
+
+
+def _svg(graphs: Sequence[Path]) -> list[Path]:
+    """The graphs that a page shows: those of the files that are SVG."""
+    return [graph for graph in graphs if graph.suffix == ".svg"]
+
+
+def _text(value: Any) -> str:
+    return ", ".join(map(cell_text, value)) if isinstance(value, list) else cell_text(value)
+
+
+def _settings_sections(
+    config: Config, description: Mapping[str, Any], devices: Mapping[str, str] | None = None
+) -> list[Section]:
+    """The options that differ from the defaults, what each resume has changed, and the software and machine.
+
+    Args:
+        description: the content of config.json, suite.json, sweep.json or search.json.
+        devices: session -> its devices.
+    """
+    usual = flat(Config().to_dict())
+    options = flat(config.to_dict())
+    rows = [
+        {"option": name, "value": str(value), "default": str(usual.get(name))}
+        for name, value in options.items()
+        if value != usual.get(name)
+    ]
+    note = f"{len(rows)} of {len(options)} options differ from the defaults."
+    facts = {"protocol": config.env.resolved_protocol, "resume": config.resume_note}
+    software = {name: description.get(name) for name in ("python", "versions", "git_revision", "hardware")}
+    machine = {name: _text(value) for name, value in flat(software).items() if value is not None}
+    for resume in resumes(description):
+        changes = [f"{name}: {' -> '.join(map(str, values))}" for name, values in resume["changed"].items()]
+        machine[f"resumed {resume.get('date')}"] = "; ".join(changes)
+    return [
+        Section("Protocol and config", table_of(rows), [note], facts=facts),
+        Section("Software and hardware", facts=machine | dict(devices or {})),
+    ]

@@ -3,7 +3,7 @@
 A sweep is compared as its settings are, each of which is a suite.
 """
 
-import io
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +33,12 @@ from jaxrl_atari.runs.layout import (
     SUITE_FILE,
     SWEEP_FILE,
     is_run,
-    is_suite,
     is_sweep,
 )
 
 GAME_COLUMNS = {
     "game": "game",
+    "suite": "",
     "gae_lambda": "λ",
     "sessions": "sessions",
     "env_steps": "env steps",
@@ -53,7 +53,7 @@ GAME_COLUMNS = {
     "hours": "hours",
     "status": "status",
 }
-"""Column of results.csv -> its title in results.md and in the report."""
+"""Column of results.csv -> its title in results.md and in the report. `suite` is the setting in a sweep."""
 
 GAMES_NOTE = (
     "score: return_ma at the end, mean and sample standard deviation over the sessions that count, and the 95% "
@@ -94,7 +94,6 @@ class Suite(NamedTuple):
     games: list[str]  # the games of suite.json that ALE has
     runs: dict[str, Run]  # game -> its run, for games that have a log point
     failures: dict[str, str]  # game -> why sessions of it failed
-    damaged: dict[str, str]  # game -> why its config or its log points cannot be read
 
     @property
     def protocol(self) -> str:
@@ -112,34 +111,32 @@ class Suite(NamedTuple):
         return {game: found for game, found in scores.items() if len(found) == self.config.sessions}
 
 
-def read_suite(suite_dir: Path, failures: Mapping[Path, str] | None = None) -> Suite:
+def read_suite(suite_dir: Path, failures: Mapping[Path, UserError] | None = None) -> Suite:
     """Reads a suite.
 
     Args:
-        failures: absolute path of the run of a game -> why sessions of it failed. None: as in results.json.
+        failures: absolute path of a session that failed -> its error. None: as in results.json.
 
     Raises:
-        UserError: the directory holds no suite, or suite.json or results.json cannot be used.
+        UserError: the directory holds no suite, or a file of the suite or of a run in it cannot be used.
     """
     config = read_config(suite_dir, SUITE_FILE)
     games = [game for game in read_games(suite_dir) if game in GAMES]
     failed: dict[str, str] = {}
     if failures is not None:
-        paths = {game: (suite_dir / game).absolute() for game in games}
-        failed = {game: failures[path] for game, path in paths.items() if path in failures}
+        for session_dir, error in failures.items():
+            game = session_dir.parent.name
+            if session_dir.parent.parent == suite_dir.absolute():
+                reason = f"{session_dir.name.replace('_', ' ')}: {error}"
+                failed[game] = f"{failed[game]}; {reason}" if game in failed else reason
     elif (suite_dir / RESULTS_FILE).is_file():
         failed = read_result(suite_dir / RESULTS_FILE, failures=dict)["failures"]
     runs = {}
-    damaged = {}
     for game in games:
         if is_run(suite_dir / game):
-            try:
+            with contextlib.suppress(NoLogPoint):
                 runs[game] = read_run(suite_dir / game, config)
-            except NoLogPoint:
-                continue
-            except UserError as error:
-                damaged[game] = str(error)
-    return Suite(suite_dir, config, games, runs, failed, damaged)
+    return Suite(suite_dir, config, games, runs, failed)
 
 
 def game_row(suite: Suite, game: str) -> dict[str, Any]:
@@ -167,8 +164,6 @@ def game_row(suite: Suite, game: str) -> dict[str, Any]:
             "hours": mean["wall_hours"],
             "status": "; ".join(filter(None, parts)),
         }
-    if game in suite.damaged:
-        row["status"] = f"damaged: {suite.damaged[game]}"
     if game in suite.failures and not is_complete:
         row["status"] = f"failed: {suite.failures[game]}"
     return row
@@ -214,14 +209,13 @@ STATISTICS_COLUMNS = {
     **{name: statistic.title for name, statistic in STATISTICS.items()},
     "improvement": "P(improvement over the first)",
 }
-"""Column of the table of statistics -> its title. In JSON, a row also has `names` and `profile`."""
+"""Column of the table of statistics -> its title. In JSON, a row also has the `profile`."""
 
 
 def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[dict[str, Any]]:
     """The statistics of each suite under each normalisation: rows of the table of statistics.
 
-    A statistic is an `Estimate`. `names` has the names of the games. `profile` has thresholds, ascending, each
-    with the share of the scores above it.
+    A statistic is an `Estimate`. `profile` has thresholds, ascending, each with the share of the scores above it.
     """
     rows = []
     for normalisation, (games, by_suite) in by_normalisation.items():
@@ -232,7 +226,6 @@ def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[d
             if scores is not first:
                 row["improvement"] = estimate(IMPROVEMENT, scores, first)
             thresholds = np.linspace(min(0.0, scores.min()), max(1.0, scores.max()), 51).tolist()
-            row["names"] = games
             row["profile"] = [
                 (threshold, estimate(share_statistic(threshold), scores)) for threshold in thresholds
             ]
@@ -252,17 +245,6 @@ def statistics_section(suites: Mapping[str, Suite], statistics: Sequence[Mapping
     return Section(title, notes=[f"No statistics: {why}."])
 
 
-def write_rliable(directory: Path, by_normalisation: Mapping[str, NormalisedScores]) -> None:
-    """Writes scores_human_normalised.npz and scores_ratio.npz for rliable.
-
-    rliable takes `dict(numpy.load(FILE))`: name of a suite -> scores `[sessions, games]`.
-    """
-    for normalisation, (_, by_suite) in by_normalisation.items():
-        content = io.BytesIO()
-        np.savez(content, allow_pickle=False, **by_suite)
-        write_file(directory / f"scores_{normalisation.replace('-', '_')}.npz", content.getvalue())
-
-
 # --- Results -----------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +253,6 @@ class Results(NamedTuple):
 
     title: str
     suites: Mapping[str, Suite]  # by name; in a sweep by setting, such as `ppo.gamma=0.9`
-    columns: Mapping[str, Mapping[str, str]]  # name of a suite -> what its rows in the table of games start with
     scores: Mapping[str, NormalisedScores]
     statistics: list[dict[str, Any]]  # see `suite_statistics`
 
@@ -281,15 +262,14 @@ class Results(NamedTuple):
 
     def table(self) -> Table:
         """The table of games. The rows of a game in several suites stand below each other."""
-        titles = {column: column for columns in self.columns.values() for column in columns}
         games = dict.fromkeys(game for suite in self.suites.values() for game in suite.games)
         rows = [
-            {**self.columns[name], **game_row(suite, game)}
+            {**game_row(suite, game), "suite": name if len(self.suites) > 1 else None}
             for game in games
             for name, suite in self.suites.items()
             if game in suite.games
         ]
-        return Table({"game": "game", **titles, **GAME_COLUMNS}, rows)
+        return Table(GAME_COLUMNS, rows)
 
     def sections(self) -> list[Section]:
         """The table of games, and the statistics over games."""
@@ -301,52 +281,53 @@ class Results(NamedTuple):
         return "\n\n".join([f"# {self.title}", *(each.to_markdown() for each in self.sections())]) + "\n"
 
 
-def compared(title: str, suites: Mapping[str, Suite], columns: Mapping[str, Mapping[str, str]]) -> Results:
+def compare(title: str, suites: Mapping[str, Suite]) -> Results:
     """The results of suites. The arguments are fields of `Results`."""
     scores = normalised_scores(suites)
-    return Results(title, suites, columns, scores, suite_statistics(scores))
+    return Results(title, suites, scores, suite_statistics(scores))
 
 
-def read_results(directory: Path, failures: Mapping[Path, str] | None = None) -> Results:
+def read_results(directory: Path, failures: Mapping[Path, UserError] | None = None) -> Results:
     """Reads the results of a suite or a sweep from the metrics of its sessions.
 
     Args:
         failures: as for `read_suite`.
 
     Raises:
-        UserError: as `read_suite`, or no suite in a sweep.
+        UserError: as `read_suite`.
     """
     name = directory.absolute().name
     if is_sweep(directory):
         settings = read_result(directory / SWEEP_FILE, settings=list)["settings"]
-        settings = [each for each in settings if Path(each).name == each and is_suite(directory / each)]
-        suites = {each: read_suite(directory / each, failures) for each in settings}
-        columns = {each: dict(field.split("=", 1) for field in each.split(",")) for each in settings}
-        counts = [counted(len(suites), "setting")]
-        if not suites:
-            raise UserError(f"{directory}: no setting of its {SWEEP_FILE} is a suite; resume the sweep")
+        directories = {each: directory / each for each in settings if Path(each).name == each}
+        counts = [counted(len(directories), "setting")]
     else:
-        suites = {name: read_suite(directory, failures)}
-        columns = {name: {}}
+        directories = {name: directory}
         counts = []
+    suites = {each: read_suite(path, failures) for each, path in directories.items()}
     suite = next(iter(suites.values()))
     counts += [counted(len(suite.games), "game"), counted(suite.config.sessions, "session")]
     budget = f"{suite.config.total_env_steps:,} env steps each"
-    title = f"{name}: {', '.join(counts)} of {budget}, protocol {suite.protocol}"
-    return compared(title, suites, columns)
+    return compare(f"{name}: {', '.join(counts)} of {budget}, protocol {suite.protocol}", suites)
 
 
 def save_results(results: Results, directory: Path, name: str = "results") -> None:
-    """Writes NAME.md, NAME.csv, NAME.json and rliable's files into a directory."""
+    """Writes NAME.md, NAME.csv and NAME.json into a directory."""
     table = results.table()
     values = {
         "games": table.rows,
         "failures": {game: why for suite in results.suites.values() for game, why in suite.failures.items()},
         "scores": {name: suite.scores() for name, suite in results.suites.items()},
+        "normalised_scores": {
+            normalisation: {
+                "games": normalised.games,
+                "scores": {name: scores.tolist() for name, scores in normalised.scores.items()},
+            }
+            for normalisation, normalised in results.scores.items()
+        },
         "differences": differences(results.curves()),
         "statistics": results.statistics,
     }
     write_json(directory / f"{name}.json", values)
     table.write_csv(directory / f"{name}.csv")
     write_file(directory / f"{name}.md", results.to_markdown())
-    write_rliable(directory, results.scores)

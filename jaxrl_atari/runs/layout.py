@@ -21,7 +21,6 @@ RUN_DIR/session_<i>/    session i of the trial:
 SUITE_DIR/suite.json    what the suite is; SUITE_DIR/GAME/ is the run of a game
 SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a setting
     results.json, results.csv, results.md    the results of the suite or sweep
-    scores_<normalisation>.npz   the normalised scores of a suite, for rliable
 SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of a trial
     trials.csv, trials.md    its results
     NAME_best.py             the config of its best trial

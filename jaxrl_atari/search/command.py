@@ -8,7 +8,6 @@ python -m jaxrl_atari.search --resume data/qbert_search_20260101_120000 --trial 
 
 import dataclasses
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from jaxrl_atari.errors import SessionsFailed, UserError, require
 from jaxrl_atari.output import counted, say, say_changes, try_to
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.search_graphs import draw_graphs
+from jaxrl_atari.report.searches import FAILURE, failure_text, status_text, trials_table
 from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
-    GRAPHS_FOLDER,
     SEARCH_FILE,
     has_session,
     is_search,
@@ -32,16 +30,7 @@ from jaxrl_atari.runs.layout import (
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.space import SearchConfig, check_search, read_search
-from jaxrl_atari.search.study import (
-    FAILURE,
-    failure_text,
-    open_study,
-    results_table,
-    save_results,
-    start_trial,
-    status_text,
-    unfinished_trials,
-)
+from jaxrl_atari.search.study import open_study, save_results, start_trial
 from jaxrl_atari.search.trial import train_trial
 from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
@@ -87,13 +76,6 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
         sources.say_kept(default.values(), before.values())
         default = before
     options = parse(Options, arguments, "search", default, before.config if before else None)
-    require(
-        options.config.trial.parallel == 0,
-        "trial.parallel",
-        options.config.trial.parallel,
-        expected="0 in a search",
-        hint="--search.resources.gpu and --search.resources.cpu set how many trials a machine trains at a time",
-    )
     check_search(options.config, options.search)
     if before is not None:
         for name, (was, wanted) in changed_fields(before.values(), options.values()).items():
@@ -117,54 +99,48 @@ def run_search(options: Options, before: Options | None) -> None:
     """
     config = with_init_digest(options.config)
     search = options.search
-    # Before anything is created.
-    if search.address:
+    if search.address:  # before anything is created
         check_cluster(search.address)
-    else:
-        plan_search_slots(search.resources, config.devices, search.trials)
     named = dataclasses.replace(config, name=f"{config.name}_search")  # names the directory
     with claim_run_dir(named, options.directory, is_new=before is None) as search_dir:
         resume = resume_command("search", search_dir)
-        unfinished = unfinished_trials(search_dir, search)
-        changed = {} if before is None else changed_fields(before.values(), options.values())
-        if before is None or unfinished or changed:
-            description = describe(config, search_dir, SEARCH_FILE)
-            write_json(search_dir / SEARCH_FILE, description | {"search": search.to_dict()})
+        description = describe(config, search_dir, SEARCH_FILE)
+        write_json(search_dir / SEARCH_FILE, description | {"search": search.to_dict()})
         say(f"{'search directory:' if before is None else 'resuming'} {search_dir}")
-        say_changes("changed", changed)
+        if before is not None:
+            say_changes("changed", changed_fields(before.values(), options.values()))
         study = open_study(search_dir, search)
+        for _ in range(len(study.trials), search.trials):
+            study.enqueue_trial({})  # its fields are sampled when it starts
+        unfinished = [trial.number for trial in study.trials[: search.trials] if not trial.state.is_finished()]
 
         def save() -> None:
-            try_to("results are not saved", lambda: save_results(search_dir, config, search, study), resume)
+            try_to("results are not saved", lambda: save_results(search_dir, config, study), resume)
 
         def on_end(job: Job, failure: UserError | None) -> None:
-            if failure is not None:
-                job.say(f"failed: {failure}")
-                # Unless it has ended in the study: ASHA may have stopped it before.
-                if not study.get_trials(deepcopy=False)[job.position].state.is_finished():
-                    start_trial(search_dir, search, job.position).set_user_attr(FAILURE, str(failure))
-            trial = study.get_trials(deepcopy=False)[job.position]
+            # ASHA may have stopped a trial before it failed.
+            if failure is not None and not study.trials[job.position].state.is_finished():
+                start_trial(search_dir, search, job.position).set_user_attr(FAILURE, str(failure))
+            trial = study.trials[job.position]
             job.say(f"{status_text(trial)}, at {trial.last_step or 0:,} env steps")
             save()
 
         try:
-            for _ in range(len(study.get_trials(deepcopy=False)), search.trials):
-                study.enqueue_trial({})  # its fields are sampled when it starts
             if unfinished:
                 _train_trials(config, search, search_dir, unfinished, on_end)
         except KeyboardInterrupt:
             save()
             raise KeyboardInterrupt(f"stopped; go on with {resume}") from None
-        failures = [failure_text(trial) for trial in study.get_trials(deepcopy=False)[: search.trials]]
-        if before is None and all(failures) and not has_session(search_dir):
-            raise UserError(f"no trial could begin: {'; '.join(dict.fromkeys(failures))}")
-        say(f"\n{results_table(search, study).to_markdown()}")  # before anything is saved, which may fail
+        say(f"\n{trials_table(study).to_markdown()}")  # before anything is saved, which may fail
         save()
-    if config.log.graphs:
-        try_to("no graphs", partial(draw_graphs, study, search_dir / GRAPHS_FOLDER), resume)
-        try_report(search_dir)
-    if all(failures):
-        raise SessionsFailed(f"all of {counted(search.trials, 'trial')} failed; the last one: {failures[-1]}")
+        if config.log.graphs:
+            try_report(search_dir)
+        failures = [failure_text(trial) for trial in study.trials[: search.trials]]
+        if all(failures):
+            reasons = "; ".join(dict.fromkeys(failures))
+            if not has_session(search_dir):
+                raise UserError(f"no trial could begin: {reasons}")
+            raise SessionsFailed(f"all of {counted(search.trials, 'trial')} failed: {reasons}")
 
 
 def _train_trials(
@@ -199,8 +175,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     if options.directory is None or before is None:
         raise UserError("--trial: expected --resume too, the directory of the search")
-    require(
-        0 <= options.trial < options.search.trials, "--trial", options.trial, f"0 to {options.search.trials - 1}"
-    )
     tune_process()
     train_trial(trial_dir(options.directory, options.trial))

@@ -16,7 +16,7 @@ import tyro
 
 from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.config import Config, Limits, can_vary, check_fields, set_fields
-from jaxrl_atari.errors import UserError, reason, require, require_package
+from jaxrl_atari.errors import require, require_package
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_result
 from jaxrl_atari.runs.layout import SEARCH_FILE
@@ -82,18 +82,13 @@ def read_search(search_dir: Path) -> tuple[Config, SearchConfig]:
     """Reads the config and the options of a search from its search.json.
 
     Raises:
-        UserError: the directory has no search.json, or the file cannot be used, for example in this version.
+        UserError: the directory has no search.json, or the file cannot be used.
     """
     config = read_config(search_dir, SEARCH_FILE)
-    path = search_dir / SEARCH_FILE
-    saved = read_result(path, search=dict)["search"]
-    try:
-        space = {name: json_to_distribution(json.dumps(each)) for name, each in saved["space"].items()}
-        options = saved | {"space": space, "resources": ResourcesConfig(**saved["resources"])}
-        return config, SearchConfig(**options)
-    except (UserError, KeyError, TypeError, AttributeError, ValueError) as error:
-        problem = f"cannot be used ({reason(error)})"
-        raise UserError(f"{path}: {problem}; continue it with the version that made it") from error
+    saved = read_result(search_dir / SEARCH_FILE, search=dict)["search"]
+    space = {name: json_to_distribution(json.dumps(each)) for name, each in saved["space"].items()}
+    options = saved | {"space": space, "resources": ResourcesConfig(**saved["resources"])}
+    return config, SearchConfig(**options)
 
 
 def check_search(config: Config, search: SearchConfig) -> None:

@@ -7,6 +7,4 @@ is a sweep in which nothing varies. In reading order:
 |---|---|
 | __main__ | the command: makes a plan and the directory, has the jobs trained, and shows the results |
 | sweep | `SweepPlan`: config, games and values that vary (`--vary`), hence the settings; suite.json, sweep.json |
-| jobs | the jobs of a plan: whether they can be trained, which are left, and their training |
-| results | `SuiteResultsKeeper`: saves the results (`report/suites.py`) when a job ends; shows them at the end |
 """

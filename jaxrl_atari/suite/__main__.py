@@ -6,25 +6,40 @@ python -m jaxrl_atari.suite --resume data/suite_20260101_120000
 python -m jaxrl_atari.suite --run-dir data/suite [--games Pong Breakout ...]
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from jaxrl_atari import cli
+from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import changed_fields
-from jaxrl_atari.errors import require
-from jaxrl_atari.output import counted, say, say_changes
-from jaxrl_atari.runs.layout import has_session, is_suite, is_sweep, resume_command
+from jaxrl_atari.errors import UserError, require
+from jaxrl_atari.output import counted, say, say_changes, try_to
+from jaxrl_atari.report.page import try_report
+from jaxrl_atari.report.suites import read_results, save_results
+from jaxrl_atari.report.summary import trial_summary
+from jaxrl_atari.runs.description import read_config, require_same_run
+from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.layout import (
+    TRIAL_SUMMARY_FILE,
+    has_session,
+    is_run,
+    is_suite,
+    is_sweep,
+    resume_command,
+)
 from jaxrl_atari.runs.run_dir import claim_run_dir
-from jaxrl_atari.suite.results import SuiteResultsKeeper
 from jaxrl_atari.suite.sweep import SweepPlan, game_configs, parse_vary, plan_sweep, read_plan, write_plan
-from jaxrl_atari.trials.launch import Job, raise_failures
-from jaxrl_atari.trials.slots import ResourcesConfig
+from jaxrl_atari.trials.launch import Job, OnEnd, raise_failures, run_jobs
+from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
+from jaxrl_atari.trials.sessions import described_for_jobs, session_jobs, with_init_digest
+from jaxrl_atari.trials.slots import ResourcesConfig, plan_slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,12 +57,7 @@ class Options(FromDirectory):
     address: str = ""
     """Ray cluster that trains the sessions: its address, or `auto`. Empty: this machine, without Ray."""
     resources: ResourcesConfig = dataclasses.field(default_factory=ResourcesConfig)
-    """With `address`: resources of each session."""
-
-
-def _holds_suite(directory: Path) -> bool:
-    """Whether a directory holds a suite or a sweep."""
-    return is_suite(directory) or is_sweep(directory)
+    """With `address`: resources of each session. Without it, --trial.parallel N trains N sessions at a time."""
 
 
 def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, SweepPlan | None]:
@@ -62,7 +72,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     sources = read_sources(arguments)
     default = Options(config=dataclasses.replace(load_config(sources.config_file), name="suite"))
     before = None
-    resumed = sources.resumed(_holds_suite)
+    resumed = sources.resumed(lambda directory: is_suite(directory) or is_sweep(directory))
     if resumed is not None:
         before = read_plan(resumed)
         sources.say_kept(default.config.to_dict(), before.config.to_dict())
@@ -73,13 +83,6 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     hint = "choose with --games Pong Breakout"
     require("env.game" not in given, "env.game", config.env.game, "no --env.game in a suite", hint)
     require(not config.devices.distributed, "devices.distributed", True, "false in a suite")
-    require(
-        options.address or options.resources == ResourcesConfig(),
-        "--resources",
-        dataclasses.asdict(options.resources),
-        expected="no resources without --address",
-        hint="on this machine, --trial.parallel N trains N sessions at a time",
-    )
     games = None if options.games is None else [name for word in options.games for name in word.split(",") if name]
     vary = parse_vary(options.vary)
     games = list(game_configs(config, games))
@@ -96,40 +99,98 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the sessions that a suite or a sweep lacks, and shows, saves and draws its results."""
     options, plan, before = parse_options(arguments)
-    # Imported here, so that --help need not import Flax and orbax.
-    from jaxrl_atari.suite.jobs import check_trainable, train_jobs, unfinished_jobs
-    from jaxrl_atari.trials.sessions import with_init_digest
-
-    check_trainable(plan, options.address)
+    # Before the directory is made. If every session is refused later, `claim_run_dir` removes it again.
+    for config in plan.settings.values():
+        check_config(config)
+    if options.address:
+        check_cluster(options.address)
     plan = plan_sweep(with_init_digest(plan.config), plan.games, plan.vary)
     with claim_run_dir(plan.config, options.directory, is_new=before is None) as directory:
+        settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
+        say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
         jobs = unfinished_jobs(directory, plan)
         if plan != before or jobs:
             write_plan(directory, plan)
-        _say_plan(directory, plan, before, jobs)
-        results = SuiteResultsKeeper(directory)
+        if before is not None:
+            say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
         resume = resume_command("suite", directory)
+        failures: dict[Path, UserError] = {}
+
+        def save() -> None:
+            try_to("results are not saved", lambda: save_all_results(directory, failures), resume)
+
+        def on_end(job: Job, failure: UserError | None) -> None:
+            if failure is not None:
+                job.say(f"failed: {failure}")
+                failures[job.folder] = failure
+            save()
+
         try:
             if jobs:
-                train_jobs(jobs, plan, directory, options.address, options.resources, results.on_end)
+                _train(jobs, plan, directory, options, on_end)
         except KeyboardInterrupt:
-            results.save()
+            save()
             raise KeyboardInterrupt(f"stopped; go on with {resume}") from None
         if has_session(directory):
-            results.show_and_save(plan.config.log.graphs)
-    raise_failures(results.failures, plan.total_sessions, directory, resume)
+            say(f"\n{read_results(directory, failures).to_markdown()}")  # before anything is saved, which may fail
+            save()
+            if plan.config.log.graphs:
+                try_report(directory)
+    failed = {job.name: failures[job.folder] for job in jobs if job.folder in failures}
+    raise_failures(failed, plan.total_sessions, directory, resume)
 
 
-def _say_plan(directory: Path, plan: SweepPlan, before: SweepPlan | None, jobs: Sequence[Job]) -> None:
-    """Prints what is trained, what a resume changes in the plan `before`, and which games have no job left."""
-    settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
-    say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
-    if before is not None:
-        say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
-    waiting = {job.folder.parent for job in jobs}
-    for label, run_dir, _ in plan.trials(directory):
-        if run_dir.absolute() not in waiting:
+def unfinished_jobs(directory: Path, plan: SweepPlan) -> list[Job]:
+    """Makes a job of each session that has not trained to its end. Names the trials that have no such session.
+
+    Raises:
+        UserError: a game's directory holds a run of another game, protocol or seed, or a damaged config.json.
+    """
+    jobs: list[Job] = []
+    for number, (label, run_dir, config) in enumerate(plan.trials(directory)):
+        if is_run(run_dir):
+            require_same_run(config, read_config(run_dir), run_dir)
+        left = session_jobs(config, run_dir, label, number * config.sessions)
+        if not left:
             say(f"{label}finished already")
+        jobs += left
+    return jobs
+
+
+def _train(jobs: Sequence[Job], plan: SweepPlan, directory: Path, options: Options, on_end: OnEnd) -> None:
+    """Writes the config.json of the runs that have jobs, and trains the jobs on this machine or on a Ray cluster.
+
+    Raises:
+        ConfigError: the machine does not have the devices, or too little memory for sessions that share a GPU.
+        UserError: the cluster cannot be used.
+        KeyboardInterrupt: a stop was requested, and every session that was training has ended.
+    """
+    due = {job.folder.parent for job in jobs}
+    with contextlib.ExitStack() as exits:
+        for _, run_dir, config in plan.trials(directory):
+            if run_dir.absolute() in due:
+                exits.enter_context(described_for_jobs(config, run_dir))
+        if options.address:
+            devices, resources = plan.config.devices, options.resources
+            run_jobs_on_ray(jobs, on_end, address=options.address, devices=devices, resources=resources)
+        else:
+            slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
+            run_jobs(jobs, on_end, slots=slots, parallel=parallel)
+
+
+def save_all_results(directory: Path, failures: Mapping[Path, UserError]) -> None:
+    """Saves the trial.json of each game, the results of each setting of a sweep, and all results together.
+
+    Args:
+        failures: directory of a session that failed -> its error.
+    """
+    results = read_results(directory, failures)
+    for _, run in results.curves():
+        write_json(run.path / TRIAL_SUMMARY_FILE, trial_summary(run))
+    if is_sweep(directory):
+        for suite in results.suites.values():
+            save_results(read_results(suite.path, failures), suite.path)
+    save_results(results, directory)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,14 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from sample_runs import FEW_COLUMNS, learning_table, table, write_run
+from sample_runs import FEW_COLUMNS, learning_table, table, write_run, write_search
 
 import jaxrl_atari.report.__main__ as report
 from jaxrl_atari import plots
-from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import graphs
-from jaxrl_atari.report.search_graphs import draw_graphs
+from jaxrl_atari.report.searches import plot_search
 from jaxrl_atari.report.suites import NormalisedScores, suite_statistics
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import write_json
@@ -247,33 +246,10 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
 # Searches.
 
 
-def write_search(search_dir, trials=((1e-4, 3.0, "COMPLETE"), (3e-4, 9.0, "COMPLETE"), (1e-3, 6.0, "PRUNED"))):
-    """A search over the learning rate, whose trials have a log point at 100 env steps with a third of their
-    score."""
-    optuna = pytest.importorskip("optuna")
-    search_dir.mkdir(parents=True)
-    space = {"ppo.learning_rate": optuna.distributions.FloatDistribution(1e-5, 1e-2, log=True)}
-    saved = {name: json.loads(optuna.distributions.distribution_to_json(each)) for name, each in space.items()}
-    write_json(search_dir / "search.json", {"config": Config().to_dict(), "search": {"trials": 4, "space": saved}})
-    backend = optuna.storages.journal.JournalFileBackend(str(search_dir / "journal.log"))
-    study = optuna.create_study(
-        study_name="search", storage=optuna.storages.JournalStorage(backend), direction="maximize"
-    )
-    for rate, score, state in trials:
-        made = optuna.trial.create_trial(
-            params={"ppo.learning_rate": rate},
-            distributions=space,
-            value=None if state == "RUNNING" else score,
-            state=optuna.trial.TrialState[state],
-            intermediate_values={100: score / 3, 200: score},
-        )
-        study.add_trial(made)
-    return study
-
-
 def test_the_graphs_of_a_search_have_the_trials_that_asha_stopped_and_those_that_run(tmp_path, figures):
     trials = ((1e-4, 3.0, "COMPLETE"), (1e-3, 9.0, "PRUNED"), (3e-4, 6.0, "RUNNING"))
-    draw_graphs(write_search(tmp_path / "search", trials), tmp_path)
+    write_search(tmp_path / "search", trials)
+    plot_search(tmp_path / "search")
     curves, _, fields, *_ = figures  # each as PNG and SVG
     drawn = [line.get_xydata().tolist() for line in curves.axes[0].lines]
     assert sorted(drawn) == [[[100, 1], [200, 3]], [[100, 2], [200, 6]], [[100, 3], [200, 9]]]

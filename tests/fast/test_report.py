@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from sample_runs import FEW_COLUMNS, describe, table, write_run
+from sample_runs import FEW_COLUMNS, describe, table, write_run, write_search
 
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig, flat
 from jaxrl_atari.errors import UserError
@@ -143,20 +143,12 @@ def test_the_page_of_a_suite_is_a_table_that_links_its_games(tmp_path):
     assert "ratio 1" not in other.text
 
 
-def make_search(search_dir):
+def make_search(search_dir, failure="the loss became nan"):
     """Trial 1 is the best, trial 0 was stopped, trial 2 failed before its first log point."""
-    search_dir.mkdir(parents=True)
-    space = {"ppo.learning_rate": {"attributes": {"low": 1e-5, "high": 1e-2, "log": True}}}
-    write_json(search_dir / "search.json", {"config": Config().to_dict(), "search": {"trials": 3, "space": space}})
     for number in (0, 1):
         write_run(search_dir / f"trial_{number}", [short(50, 100)], total_env_steps=200)
-    (search_dir / "trials.csv").write_text(
-        "trial,ppo.learning_rate,total_env_steps,score,env_steps,status,reason\n"
-        "1,0.00012345678,2345678,225.0,200.5,finished,budget spent\n"
-        '0,1e-05,2345678,75.125,200,stopped,"worse, by far"\n2,0.01,2345678,,0,failed,the loss became nan\n'
-    )
-    (search_dir / "graphs").mkdir()
-    (search_dir / "graphs" / "importances.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"></svg>')
+    trials = ((1e-5, 75.125, "PRUNED"), (0.00012345678, 225.0, "COMPLETE"), (0.01, None, "RUNNING"))
+    write_search(search_dir, trials, user_attrs={"failure": failure})
     return search_dir
 
 
@@ -165,10 +157,10 @@ def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tm
     page = Page(write_report(search_dir))
     assert page.all("a", "href") == ["./trial_0/report.html", "./trial_1/report.html"]
     assert all((search_dir / link).is_file() for link in page.all("a", "href"))
-    assert "1 0.000123 2,345,678 225 200.50 finished budget spent" in page.text
-    assert "0 0.00001 2,345,678 75.12 200 stopped worse, by far 2 0.01 2,345,678 - 0 failed the loss" in page.text
-    assert page.contents("img") == [(search_dir / "graphs" / "importances.svg").read_bytes()]
-    assert "ppo.learning_rate 0.00001 to 0.01, logarithmic trials 3" in page.text
+    assert "1 0.000123 225 200 finished 0 0.00001 75.12 200 stopped by ASHA 2 0.01 - - failed: the" in page.text
+    graphs = [search_dir / "graphs" / f"{name}.svg" for name in ("curves", "fields", "parallel", "importances")]
+    assert page.contents("img") == [graph.read_bytes() for graph in graphs]
+    assert "ppo.learning_rate low 0.00001, high 0.01, log True trials 4" in page.text
 
 
 def test_the_newest_video_and_evaluation_are_those_of_the_latest_date_in_their_files(tmp_path):
@@ -208,11 +200,7 @@ def make_hostile(tmp_path):
     values = json.loads((suite_dir / "suite.json").read_text())
     write_json(suite_dir / "suite.json", values | {"games": ["Pong", "javascript:alert(1)", HOSTILE, "../run"]})
     write_json(suite_dir / "results.json", {"failures": {"Pong": HOSTILE}})
-    search_dir = make_search(tmp_path / "search")
-    numbers = ("0/../../run", "9" * 5000, HOSTILE.replace('"', '""'))
-    rows = "".join(f'"{number}",3,finished\n' for number in numbers)
-    (search_dir / "trials.csv").write_text(f"trial,score,status\n{rows}1,2,finished\n")
-    return run_dir, suite_dir, search_dir
+    return run_dir, suite_dir, make_search(tmp_path / "search", failure=HOSTILE)
 
 
 def test_hostile_values_are_shown_and_not_executed(tmp_path):

@@ -67,7 +67,9 @@ WORSE = {"Pong": [0.0, 0.5], "Breakout": [0.5, 0.25]}
 
 def results(suite_dir, failures=None):
     """results.md without its padding, results.json and the rows of results.csv by game."""
-    reasons = {(suite_dir / game).absolute(): reason for game, reason in (failures or {}).items()}
+    reasons = {
+        (suite_dir / game / "session_1").absolute(): UserError(why) for game, why in (failures or {}).items()
+    }
     save_results(read_results(suite_dir, reasons), suite_dir)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
     text = re.sub(r" +", " ", (suite_dir / "results.md").read_text())
@@ -97,7 +99,6 @@ REFUSED = [
     (["--env.protocol", "machado"], "under a protocol with reference scores"),
     (["--games", "PongNoFrameskip-v4"], "expected Pong"),
     (["--env.game", "Pong"], "choose with --games"),
-    (["--resources.gpu", "0.25"], "without --address"),
     (["--games", "Pong", "--devices.distributed"], "devices.distributed = True"),
     (["--vary", "ppo.gamma"], "expected FIELD=VALUE,VALUE,..."),
     (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
@@ -200,7 +201,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     }  # fmt: skip
     assert {name: float(rows["Breakout"][name]) for name in expected} == pytest.approx(expected)
     assert [rows[name]["status"] for name in GAMES_OF_TINY] == [
-        "failed: out of memory | buy more", "complete", "waiting",
+        "failed: session 1: out of memory | buy more", "complete", "waiting",
     ]  # fmt: skip
     assert (rows["Alien"]["score"], rows["Pong"]["sessions"]) == ("", "1")
     assert float(rows["Alien"]["reference_score"]) == GAMES["Alien"].references[0].score
@@ -208,11 +209,11 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     for each, (kind, value) in zip(
         found["statistics"], (("human-normalised", human), ("ratio", ratio)), strict=True
     ):
-        assert (each["normalisation"], each["names"]) == (kind, ["Breakout"])
+        assert (each["normalisation"], each["games"]) == (kind, 1)
         median, (low, high) = each["median"]
         assert median == pytest.approx(value)
         assert low < value < high
-    assert " failed: out of memory / buy more |" in text
+    assert " failed: session 1: out of memory / buy more |" in text
 
 
 def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
@@ -221,12 +222,12 @@ def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
     _, written, _ = results(suite_dir)
     expected = {game: [score(game, value) for value in BETTER[game]] for game in ("Pong", "Breakout")}
     assert written["scores"]["suite"] == {game: pytest.approx(values) for game, values in expected.items()}
-    with np.load(suite_dir / "scores_human_normalised.npz") as exported:  # sessions x games, in alphabetical order
-        np.testing.assert_allclose(exported["suite"], [[1.5, 0.5], [2.0, 1.0]])
-    with np.load(suite_dir / "scores_ratio.npz") as exported:
-        assert exported["suite"].shape == (2, 2)
+    normalised = written["normalised_scores"]["human-normalised"]
+    assert normalised["games"] == ["Breakout", "Pong"]
+    np.testing.assert_allclose(normalised["scores"]["suite"], [[1.5, 0.5], [2.0, 1.0]])  # sessions x games
+    assert np.shape(written["normalised_scores"]["ratio"]["scores"]["suite"]) == (2, 2)
     found, _ = written["statistics"]
-    assert (found["normalisation"], found["names"]) == ("human-normalised", ["Breakout", "Pong"])
+    assert found["normalisation"] == "human-normalised"
     values = [found[name][0] for name in STATISTICS]
     assert values == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
     # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) *
@@ -268,8 +269,9 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count("finished already") == 4
     rows = read_csv(sweep_dir / "results.csv")
-    assert [(row["ppo.gamma"], row["game"], row["sessions"]) for row in rows] == [
-        ("0.9", "Pong", "2"), ("0.99", "Pong", "2"), ("0.9", "Breakout", "2"), ("0.99", "Breakout", "2"),
+    assert [(row["suite"], row["game"], row["sessions"]) for row in rows] == [
+        ("ppo.gamma=0.9", "Pong", "2"), ("ppo.gamma=0.99", "Pong", "2"),
+        ("ppo.gamma=0.9", "Breakout", "2"), ("ppo.gamma=0.99", "Breakout", "2"),
     ]  # fmt: skip
     human = [float(row["human_normalised_score"]) for row in rows]
     assert human == pytest.approx([0.75, 0.15, 1.75, 0.375])
@@ -311,20 +313,19 @@ def test_two_suites_are_compared(tmp_path, capsys):
     printed = capsys.readouterr().out
     # Pong: 0.5 of 4 pairs, Breakout: none.
     assert re.search(r"\| worse +\| human-normalised \| +2 \| .* 0.0625 \(0 to 0\.\d+\) \|", printed)
-    names = ("comparison", "suites", "scores_human_normalised", "scores_ratio")
-    assert {path.stem for path in output.iterdir()} == {*names}
+    assert {path.stem for path in output.iterdir()} == {"comparison", "suites"}
     compared = json.loads((output / "comparison.json").read_text())
     better, worse, *_ = compared["statistics"]
-    assert (better["suite"], worse["suite"], worse["names"]) == ("better", "worse", ["Breakout", "Pong"])
+    assert (better["suite"], worse["suite"]) == ("better", "worse")
     assert worse["improvement"][0] == 0.0625
     rows = [(row["game"], row["suite"]) for row in compared["games"]]
     assert rows[:3] == [("Pong", "better"), ("Pong", "worse"), ("Breakout", "better")]
     assert re.search(
         r"Pong: worse - better: -.* \(Welch's t test\); not dist", (output / "comparison.md").read_text()
     )
-    with np.load(output / "scores_human_normalised.npz") as exported:
-        np.testing.assert_allclose(exported["better"], [[1.5, 0.5], [2.0, 1.0]])
-        np.testing.assert_allclose(exported["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
+    scores = compared["normalised_scores"]["human-normalised"]["scores"]
+    np.testing.assert_allclose(scores["better"], [[1.5, 0.5], [2.0, 1.0]])
+    np.testing.assert_allclose(scores["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
 
 
 def test_only_the_suites_own_complete_games_count(tmp_path):

@@ -1,71 +1,27 @@
 """A search on this machine and one on Ray, and a suite on Ray: stopped, killed and continued."""
 
 import importlib.util
-import math
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import psutil
 import pytest
 from sample_runs import read_csv
 from simulated_gpus import simulated
-from small_training import TINY, change
 from user_commands import ROOT, still_running
 
 pytest.importorskip("optuna", reason="search mode needs Optuna: pip install 'jaxrl_atari[search]'")
 
 from jaxrl_atari.cli.config_files import load_config
-from jaxrl_atari.errors import Stopped
-from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
-from jaxrl_atari.search.space import FloatDistribution, SearchConfig
-from jaxrl_atari.search.study import open_study
-from jaxrl_atari.search.trial import StudyWriter, train_trial
 
 on_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'jaxrl_atari[cluster]'"
 )
-
-
-def test_a_trial_that_was_stopped_has_the_log_points_of_one_that_was_not(tmp_path, monkeypatch):
-    """It is stopped in an update with a log point, or in one without."""
-    config = change(TINY, total_env_steps=768)
-    stop_at = math.inf  # env steps
-    requested = threading.Event()
-
-    def progress(writer, env_steps, row):  # called after an update, before its log point
-        if env_steps >= stop_at and not requested.is_set():
-            requested.set()
-            signal.raise_signal(signal.SIGTERM)
-
-    def reported(folder, stop=math.inf):
-        nonlocal stop_at
-        folder.mkdir()
-        search = SearchConfig(
-            space={"ppo.gae_lambda": FloatDistribution(0.7, 0.98)}, early_stopping="none", trials=1
-        )
-        write_json(folder / "search.json", {"config": config.to_dict(), "search": search.to_dict()})
-        open_study(folder, search).enqueue_trial({})
-        requested.clear()
-        if stop != math.inf:
-            stop_at = stop
-            with pytest.raises(Stopped):
-                train_trial(folder / "trial_0")
-        stop_at = math.inf
-        train_trial(folder / "trial_0")
-        return open_study(folder, search).trials[0].intermediate_values
-
-    monkeypatch.setattr(StudyWriter, "progress", progress)
-    points = reported(tmp_path / "uninterrupted")
-    middle = sorted(points)[len(points) // 2]
-    assert min(points) < middle < max(points)
-    assert reported(tmp_path / "with", middle) == points
-    assert reported(tmp_path / "without", middle + 1) == points
 
 
 CONFIG = """
