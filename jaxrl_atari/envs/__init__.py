@@ -136,7 +136,7 @@ def make_pool(
         anchor_steps, first_step: see `record.GameRecord`. If `anchor_steps` is 0, there is no record. Only `ale`
             has one: envpool takes seeds only when a pool is made, and a Gymnasium environment may depend on more
             than its seed and actions.
-        screens: `EnvPool.screen` will be called. `envpool` has no screens.
+        screens: `EnvPool.screen` will be called. `envpool` has no screens, so `ale` plays in its place.
 
     Raises:
         UserError: envpool is not installed, the game's ROM cannot be read, or a Gymnasium
@@ -146,7 +146,7 @@ def make_pool(
     seeds = env_seeds(seed, first_env + num_envs)[first_env:]
     num_threads = min(num_envs, env.num_threads or process_threads())
     # Imported here, so that the interface alone imports no emulator.
-    if env.backend == "envpool":
+    if env.backend == "envpool" and not screens:
         from jaxrl_atari.envs.envpool_pool import EnvpoolPool
 
         return EnvpoolPool(env, seeds, num_threads)

@@ -65,7 +65,7 @@ class AlePool(EnvPool):
         self.action_names = [action.name for action in actions]
         super().__init__(envs, len(seeds), num_actions=len(actions), record=record)
 
-    def _reset(self) -> RawStep:
+    def _reset(self) -> tuple[np.ndarray, np.ndarray]:
         return self._reseed(np.ones(self.num_envs, bool), self._seeds)
 
     def _send(self, actions: np.ndarray) -> None:
@@ -79,18 +79,18 @@ class AlePool(EnvPool):
             self._screens = self._colour.recv()[0]
         return RawStep(frame[:, 0], reward, terminated, truncated, info["lives"])
 
-    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
+    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         options = {"reset_mask": envs}
         frame, info = self._envs.reset(seed=seeds, options=options)
         if self._colour is not None:
             self._screens, _ = self._colour.reset(seed=seeds, options=options)
-        return RawStep.start(frame[:, 0], info["lives"])
+        return frame[:, 0], info["lives"]
 
     def screen(self) -> np.ndarray:
         """The colour screen of environment 0, uint8 [210, 160, 3]."""
         return self._screens[0, 0]
 
     def close(self) -> None:
-        """Frees the emulators. Call it once."""
+        """Frees the emulators."""
         self._colour = None
         super().close()

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 from ale_py import roms
 
 from jaxrl_atari.config import EnvConfig
@@ -51,14 +52,11 @@ class EnvpoolPool(EnvPool):
             envs = envpool_atari.AtariGymnasiumEnvPool(envpool_atari.AtariEnvSpec(config))
         super().__init__(envs, len(seeds), num_actions=int(envs.action_space.n))
 
-    def _reset(self) -> RawStep:
-        return self._raw(self._envs.reset())
+    def _reset(self) -> tuple[np.ndarray, np.ndarray]:
+        frame, info = self._envs.reset()
+        return frame[:, 0], info["lives"]
 
     def _recv(self) -> RawStep:
-        return self._raw(self._envs.recv())
-
-    def _raw(self, returned: tuple) -> RawStep:
-        # `reset` returns (frame, info), `recv` (frame, reward, ..., info); `info` has the reward of both.
-        frame, *_, info = returned
+        frame, *_, info = self._envs.recv()
         truncated = info["elapsed_step"] >= self._max_steps
         return RawStep(frame[:, 0], info["reward"], info["terminated"].astype(bool), truncated, info["lives"])

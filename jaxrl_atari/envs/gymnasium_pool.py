@@ -28,7 +28,7 @@ from jaxrl_atari.config import EnvConfig
 from jaxrl_atari.envs import WRAPPERS
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STEPS_PER_SECOND, EnvPool, RawStep
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.errors import UserError, reason, require, require_package
+from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.imports import IMPORTS_VARIABLE, import_inherited
 
 gymnasium.register_envs(ale_py)
@@ -55,21 +55,7 @@ class KeepReward(gymnasium.Wrapper):
 
 
 def make_single(env: EnvConfig, render: bool = False) -> gymnasium.Env:
-    """One environment whose observations are frames, uint8 [84, 84]. Arguments and errors: as `make_image_env`."""
-    made = make_image_env(env, render)
-    shape = made.observation_space.shape
-    assert shape is not None
-    if len(shape) == 3 and shape[-1] == 1:
-        made = wrappers.ReshapeObservation(made, shape[:2])
-    elif len(shape) == 3:
-        made = wrappers.GrayscaleObservation(made)
-    if shape[:2] != (FRAME_SIZE, FRAME_SIZE):
-        made = wrappers.ResizeObservation(made, (FRAME_SIZE, FRAME_SIZE))
-    return made
-
-
-def make_image_env(env: EnvConfig, render: bool = False) -> gymnasium.Env:
-    """One environment whose observations are images.
+    """One environment with discrete actions, whose observations are frames, uint8 [84, 84].
 
     Args:
         env: the id, the rules of ALE's games, and the options of the environment.
@@ -80,14 +66,14 @@ def make_image_env(env: EnvConfig, render: bool = False) -> gymnasium.Env:
             cannot use; or OpenCV is missing.
     """
     game = env.game_name
-    make = partial(gymnasium.make, game) if env.atari_game is None else partial(_make_atari, game, rules=env.rules)
+    if env.wrapper is not None:
+        known = ", ".join(WRAPPERS) or "none"
+        require(env.wrapper in WRAPPERS, "env.wrapper", env.wrapper, f"a registered wrapper; there are: {known}")
     try:
-        made = make(**env.options)
-        if render and "rgb_array" in (made.metadata.get("render_modes") or ()):
-            with contextlib.suppress(TypeError):  # a function of the user's takes no `render_mode`
-                rendered = make(render_mode="rgb_array", **env.options)
-                made.close()
-                made = rendered
+        made = _make(env, render)
+        if env.wrapper is not None:
+            made = WRAPPERS[env.wrapper](KeepReward(made))
+        made = _as_frames(made, game, env.image_key)
     except gymnasium.error.UnregisteredEnv as error:
         raise UserError(
             f"env.game = {game!r}: no such environment is registered ({error}); "
@@ -100,16 +86,26 @@ def make_image_env(env: EnvConfig, render: bool = False) -> gymnasium.Env:
         raise UserError(
             f"env.game = {game!r}: the environment cannot be made {chosen} ({reason(error)})"
         ) from error
-    if env.wrapper is not None:
-        known = ", ".join(WRAPPERS) or "none"
-        require(env.wrapper in WRAPPERS, "env.wrapper", env.wrapper, f"a registered wrapper; there are: {known}")
-        made = WRAPPERS[env.wrapper](KeepReward(made))
-    return _select_image(made, game, env.image_key)
+    expected = f"discrete actions, and it has {made.action_space}"
+    require(isinstance(made.action_space, spaces.Discrete), "env.game", game, expected)
+    return made
+
+
+def _make(env: EnvConfig, render: bool) -> gymnasium.Env:
+    """The environment as it is registered; a game of ALE under its protocol. Arguments: as `make_single`."""
+    game = env.game_name
+    make = partial(gymnasium.make, game) if env.atari_game is None else partial(_make_atari, game, rules=env.rules)
+    made = make(**env.options)
+    if render and "rgb_array" in (made.metadata.get("render_modes") or ()):
+        with contextlib.suppress(TypeError):  # a function of the user's takes no `render_mode`
+            rendered = make(render_mode="rgb_array", **env.options)
+            made.close()
+            made = rendered
+    return made
 
 
 def _make_atari(game: str, *, rules: Rules, **options: Any) -> gymnasium.Env:
     """A game of ALE under the rules of its protocol; `options` are other arguments of the environment."""
-    require_package("cv2", "gymnasium")
     env = gymnasium.make(
         game,
         frameskip=1,
@@ -125,58 +121,33 @@ def _make_atari(game: str, *, rules: Rules, **options: Any) -> gymnasium.Env:
     return wrappers.AtariPreprocessing(env, noop_max=rules.noop_max, frame_skip=FRAME_SKIP, screen_size=FRAME_SIZE)
 
 
-def _select_image(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
-    """An environment whose observations are images. In place of dictionaries, it has their entry `image_key`.
+def _as_frames(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
+    """Turns observations into frames: the entry `image_key` of dictionaries, in grey, resized.
 
-    Raises:
-        UserError: its actions are not discrete, there is no such image, or OpenCV is missing to resize it.
+    Gymnasium's wrappers refuse observations that are not images of uint8 from 0 to 255.
     """
-    hint = "a wrapper in your own registration can change them"
-    expected = f"discrete actions, and it has {env.action_space}"
-    require(isinstance(env.action_space, spaces.Discrete), "env.game", game, expected, hint)
     space = env.observation_space
     if isinstance(space, spaces.Dict):
-        images = [key for key, each in space.items() if _is_image(each)]
-        shown = ", ".join(f"{key} {list(space[key].shape or ())}" for key in images) or "none"
-        require(image_key in images, "env.image_key", image_key, f"the key of an image; {game} has: {shown}")
         key = str(image_key)
+        expected = f"a key of the observations of {game}: {', '.join(space)}"
+        require(key in space.spaces, "env.image_key", image_key, expected)
         env = wrappers.TransformObservation(env, lambda observation: observation[key], space[key])
-        space = space[key]
-    else:
-        expected = f"nothing; the observations of {game} are not dictionaries"
-        require(image_key is None, "env.image_key", image_key, expected)
-    shapes = "[height, width], [height, width, 1] or [height, width, 3]"
-    expected = f"image observations (uint8 from 0 to 255, {shapes}), and it has {space}"
-    require(_is_image(space), "env.game", game, expected, hint)
-    if space.shape is not None and space.shape[:2] != (FRAME_SIZE, FRAME_SIZE):
-        require_package("cv2", "gymnasium")
-    return env
-
-
-def _is_image(space: spaces.Space) -> bool:
-    """Whether a space holds images: uint8 from 0 to 255, grey or RGB, with the channels last."""
-    if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
-        return False
-    full_range = bool(np.all(space.low == 0) and np.all(space.high == 255))
-    return full_range and (len(space.shape) == 2 or (len(space.shape) == 3 and space.shape[-1] in (1, 3)))
+    shape = env.observation_space.shape or ()
+    if len(shape) == 3:
+        grey = shape[-1] != 3
+        env = wrappers.ReshapeObservation(env, shape[:2]) if grey else wrappers.GrayscaleObservation(env)
+    return wrappers.ResizeObservation(env, (FRAME_SIZE, FRAME_SIZE))
 
 
 def check_environment(env: EnvConfig) -> str:
-    """Makes an environment once, starts it, and returns one line on its actions and images.
+    """Makes an environment once, starts it, and returns one line on its actions.
 
     Raises:
-        UserError: as `make_image_env`; or the first observation is not of the type of its space.
+        UserError: as `make_single`.
     """
-    with contextlib.closing(make_image_env(env)) as made:
-        assert isinstance(made.action_space, spaces.Discrete)
-        assert made.observation_space.shape is not None
-        height, width = made.observation_space.shape[:2]
-        image, _ = made.reset(seed=0)
-    found = np.asarray(image).dtype
-    game = env.game_name
-    hint = "the environment declares these in its observation_space"
-    require(found == np.uint8, "env.game", game, f"images of uint8 from 0 to 255, and it returns {found}", hint)
-    return f"{game}: {made.action_space.n} actions, images of {width} x {height} pixels"
+    with contextlib.closing(make_single(env)) as made:
+        made.reset(seed=0)
+        return f"{env.game_name}: actions {made.action_space}"
 
 
 def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
@@ -216,27 +187,23 @@ class GymnasiumPool(EnvPool):
         self._is_atari = env.atari_game is not None
         self._is_wrapped = env.wrapper is not None
         self._seeds = list(seeds)
-        self._steps = 0
         self._actions = np.zeros(len(seeds), np.int64)
         self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # of the newest step
         super().__init__(envs, len(seeds), num_actions=int(space.n))
         if not self._is_atari:
             self.steps_per_second = int(envs.metadata.get("render_fps") or STEPS_PER_SECOND)
 
-    def _reset(self) -> RawStep:
+    def _reset(self) -> tuple[np.ndarray, np.ndarray]:
         self._frame, info = self._envs.reset(seed=self._seeds)
-        return RawStep.start(self._frame, self._lives(info))
+        return self._frame, self._lives(info)
 
     def _send(self, actions: np.ndarray) -> None:
         self._actions = actions + self._first_action
 
     def _recv(self) -> RawStep:
         self._frame, reward, terminated, truncated, info = self._envs.step(self._actions)
-        self._steps += 1
-        for i in np.flatnonzero(~np.isfinite(reward)):
-            raise UserError(
-                f"env.game: environment {i} returned the reward {reward[i]} in its step {self._steps:,}"
-            )
+        if not np.isfinite(reward).all():
+            raise UserError(f"env.game: an environment returned a reward that is not finite: {reward}")
         if not self._is_wrapped:
             return RawStep(self._frame, reward, terminated, truncated, self._lives(info))
         for name, values in info.get("log", {}).items():

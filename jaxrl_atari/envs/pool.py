@@ -5,7 +5,7 @@ The back ends are `ale_pool.py`, `envpool_pool.py` and `gymnasium_pool.py`; this
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -88,12 +88,6 @@ class RawStep(NamedTuple):
     lives: np.ndarray  # int [n]
     learning_reward: np.ndarray | None = None  # [n], of the user's wrapper; None: `reward`
 
-    @classmethod
-    def start(cls, frame: np.ndarray, lives: np.ndarray) -> Self:
-        """The step at the start of games: no reward, and nothing has ended."""
-        nothing = np.zeros(len(frame), bool)
-        return cls(frame, np.zeros(len(frame), np.float32), nothing, nothing, lives)
-
 
 class EnvPool(ABC):
     """`num_envs` copies of one game: `reset` once, then steps. The step after the end of a game starts a new one.
@@ -112,19 +106,19 @@ class EnvPool(ABC):
     """Env steps per second of a video at real speed."""
 
     def __init__(self, envs: Any, num_envs: int, *, num_actions: int, record: GameRecord | None = None):
-        self._envs = envs
+        self._envs: Any = envs
         self.num_envs = num_envs
         self.num_actions = num_actions
         self.record = record
         self.lives = np.zeros(num_envs, np.int32)
         """Lives left in the newest step, int [n]."""
-        self._ended = np.ones(num_envs, bool)
+        self._ended = np.zeros(num_envs, bool)
         self.logged: dict[str, list[float]] = {}
         """Numbers that `env.wrapper` has given in `info["log"]` since the caller last cleared this."""
 
     @abstractmethod
-    def _reset(self) -> RawStep:
-        """Starts the first game in every environment."""
+    def _reset(self) -> tuple[np.ndarray, np.ndarray]:
+        """Starts the first game in every environment; returns the frames and lives."""
 
     @abstractmethod
     def _recv(self) -> RawStep:
@@ -133,7 +127,7 @@ class EnvPool(ABC):
     def _send(self, actions: np.ndarray) -> None:
         self._envs.send(actions)
 
-    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> RawStep:
+    def _reseed(self, envs: np.ndarray, seeds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Starts new games in some environments, bool [n]; returns the frames and lives of all."""
         raise NotImplementedError
 
@@ -142,12 +136,15 @@ class EnvPool(ABC):
         raise NotImplementedError
 
     def close(self) -> None:
-        """Frees the emulators. Call it once."""
-        del self._envs
+        """Frees the emulators."""
+        self._envs = None
 
     def reset(self) -> EnvStep:
         """Starts the first game in every environment."""
-        return self._env_step(self._reset())
+        frame, self.lives = self._reset()
+        nothing = np.zeros(self.num_envs, bool)
+        reward = np.zeros(self.num_envs, np.float32)
+        return EnvStep(frame, reward, nothing, nothing, nothing, ~nothing, reward)
 
     def send(self, actions: np.ndarray) -> None:
         """Starts a step with `actions`, int [n], and returns at once; `recv` waits for it."""
@@ -180,10 +177,9 @@ class EnvPool(ABC):
         Returns:
             The step, with the first frames of the new games.
         """
-        raw = self._reseed(envs, seeds)
-        self.lives = raw.lives
+        frame, self.lives = self._reseed(envs, seeds)
         self._ended = self._ended & ~envs
-        return step._replace(frame=raw.frame, first=step.first | envs)
+        return step._replace(frame=frame, first=step.first | envs)
 
     def step(self, actions: np.ndarray) -> EnvStep:
         """`send`, then `recv`."""

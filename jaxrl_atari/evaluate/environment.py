@@ -1,16 +1,15 @@
 """A Gymnasium environment with the protocol, preprocessing and frame stacks of a training run."""
 
-import contextlib
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
+from gymnasium import spaces, wrappers
 
 from jaxrl_atari.config import Config, EnvConfig
-from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND, EnvPool
-from jaxrl_atari.evaluate.play import FrameStacks, make_evaluation_pool
+from jaxrl_atari.envs import EnvPool, make_pool
+from jaxrl_atari.envs.pool import FRAME_SIZE, STACK, STEPS_PER_SECOND
+from jaxrl_atari.evaluate.play import FrameStacks
 
 
 def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np.ndarray, np.int64]:
@@ -26,11 +25,7 @@ def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np
     Raises:
         UserError: the game cannot be played; see `envs.make_pool`.
     """
-    return RunEnv(config.env, render_mode)
-
-
-KEYS = {"UP": "w", "DOWN": "s", "LEFT": "a", "RIGHT": "d", "FIRE": " "}
-"""Words in the names of ALE's actions -> keys of a person who plays, as ale-py has them."""
+    return wrappers.OrderEnforcing(RunEnv(config.env, render_mode))
 
 
 class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
@@ -48,20 +43,16 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
-        name = env.game_name.split("/")[-1]
-        self.spec = EnvSpec(f"jaxrl_atari/{name}-v0", f"{__name__}:RunEnv", kwargs={"env": env})
         self._env = env
-        self._pool: EnvPool | None = None  # None before the first game, and after `close`
+        self._pool = self._make_pool(0)  # each game that is started with a seed has a pool of its own
         self._over = False
         self._stacks = FrameStacks(1)
-        with contextlib.closing(self._make_pool(0)) as pool:  # a game has a pool of its own, with its seed
-            self.metadata = {**self.metadata, "render_fps": pool.steps_per_second}
-            self.action_space = spaces.Discrete(pool.num_actions)
-            self._action_names = pool.action_names
+        self.metadata = {**self.metadata, "render_fps": self._pool.steps_per_second}
+        self.action_space = spaces.Discrete(self._pool.num_actions)
         self.observation_space = spaces.Box(0, 255, (FRAME_SIZE, FRAME_SIZE, STACK), np.uint8)
 
     def _make_pool(self, seed: int) -> EnvPool:
-        return make_evaluation_pool(self._env, 1, seed=seed, screens=self.render_mode is not None)
+        return make_pool(self._env, 1, seed=seed, screens=self.render_mode is not None)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
         """Starts a game.
@@ -77,16 +68,15 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             gymnasium.error.Error, ConfigError: the seed is below 0, or too large.
         """
         super().reset(seed=seed)
-        pool = self._pool
-        if seed is None and self._over and pool is not None:
-            step = pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
+        if seed is None and self._over:
+            step = self._pool.step(np.zeros(1, np.int32))  # an auto-reset step, which ignores its action
         else:
             pool = self._make_pool(int(self.np_random.integers(2**31)) if seed is None else seed)
-            self.close()
+            self._pool.close()
             self._pool = pool
             step = pool.reset()
         self._over = False
-        return self._stacks.push(step.frame, step.first)[0], {"lives": int(pool.lives[0])}
+        return self._stacks.push(step.frame, step.first)[0], {"lives": int(self._pool.lives[0])}
 
     def step(self, action: np.int64 | int) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Makes an env step.
@@ -96,10 +86,10 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             dictionary with the `lives`.
 
         Raises:
-            gymnasium.error.ResetNeeded: before the first `reset`, after the end of a game, or after `close`.
+            gymnasium.error.ResetNeeded: after the end of a game.
         """
-        if self._over or self._pool is None:
-            raise gymnasium.error.ResetNeeded("step: the game is over, or has not begun; call reset first")
+        if self._over:
+            raise gymnasium.error.ResetNeeded("step: the game is over; call reset first")
         step = self._pool.step(np.array([action]))
         stacks = self._stacks.push(step.frame, step.first)
         terminated, truncated = bool(step.terminated[0]), bool(step.truncated[0])
@@ -108,27 +98,9 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
         return stacks[0], float(step.reward[0]), terminated, truncated, info
 
     def render(self) -> np.ndarray | None:
-        """The newest screen, uint8 [height, width, 3]; None without a render mode.
-
-        Raises:
-            gymnasium.error.ResetNeeded: before the first `reset`, or after `close`.
-        """
-        if not self.render_mode:
-            return None
-        if self._pool is None:
-            raise gymnasium.error.ResetNeeded("render: no game has begun; call reset first")
-        return self._pool.screen().copy()
-
-    def get_keys_to_action(self) -> dict[tuple[int, ...], int]:
-        """Keys -> action, for `gymnasium.utils.play.play`; empty without the names of the actions."""
-        mapping = {}
-        for action, name in enumerate(self._action_names):
-            keys = [ord(key) for word, key in KEYS.items() if word in name]
-            mapping[tuple(sorted(keys))] = action
-        return mapping
+        """The newest screen, uint8 [height, width, 3]; None without a render mode."""
+        return self._pool.screen() if self.render_mode else None
 
     def close(self) -> None:
         """Frees the emulator."""
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
+        self._pool.close()

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 
 from jaxrl_atari.algorithm import EVALUATION_STREAM, new_key
-from jaxrl_atari.config import EnvConfig, EvaluationConfig, check_fields
+from jaxrl_atari.config import EvaluationConfig, check_fields
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.games import GAMES
-from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, STACK
+from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.evaluate.policy import Decision, Policy
 
 SECONDS_BETWEEN_LINES = 30
@@ -47,23 +47,6 @@ class EvaluationResult:
     def num_truncated(self) -> int:
         """The number of games that reached their time limit. Their returns count too."""
         return sum(game.truncated for game in self.games)
-
-
-def make_evaluation_pool(env: EnvConfig, num_envs: int, *, seed: int, screens: bool = False) -> EnvPool:
-    """Makes a pool that plays as in training, on other seeds.
-
-    Args:
-        env: the config of the environment in training.
-        num_envs: number of games played at once.
-        seed: seed of the games; see `make_pool`.
-        screens: `EnvPool.screen` will be called. `envpool` has no colour screens: `ale` plays in its place.
-
-    Raises:
-        UserError: as `make_pool`.
-    """
-    if screens and env.backend == "envpool":
-        env = dataclasses.replace(env, backend="ale")
-    return make_pool(env, num_envs, seed=seed, screens=screens)
 
 
 class FrameStacks:
@@ -150,11 +133,10 @@ def run_evaluation(
         note = "greedy play can stand still: %s may wait for FIRE, for example after a lost life"
         logging.getLogger(__name__).warning(note, env.game_name)
     quota = np.bincount(np.arange(episodes) % num_envs)  # games of each environment
-    longest = f" of {env.rules.max_frames // FRAME_SKIP:,}" if env.rules.max_frames else ""
     counter = EpisodeCounter(len(quota))
     games = []
     next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-    with contextlib.closing(make_evaluation_pool(env, len(quota), seed=seed)) as pool:
+    with contextlib.closing(make_pool(env, len(quota), seed=seed)) as pool:
         steps = play(policy, pool, seed=seed, greedy=greedy)
         for number, (step, _) in enumerate(steps, start=-1):  # -1: the start
             if cancelled():
@@ -170,5 +152,5 @@ def run_evaluation(
             if time.monotonic() > next_line_at:
                 next_line_at += SECONDS_BETWEEN_LINES
                 most = counter.so_far[quota > 0, 1].max()
-                say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f}{longest} env steps")
+                say(f"{np.sum(quota > 0)} games in progress, longest {most:,.0f} env steps")
     return EvaluationResult(tuple(games))

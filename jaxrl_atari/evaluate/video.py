@@ -16,9 +16,9 @@ import jax
 import numpy as np
 from scipy.special import softmax
 
-from jaxrl_atari.envs import EpisodeCounter, FinishedGame
+from jaxrl_atari.envs import EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.evaluate.play import make_evaluation_pool, play
+from jaxrl_atari.evaluate.play import play
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.runs.files import write_file
 
@@ -105,7 +105,7 @@ def record_video(
     finished: list[FinishedGame] = []
     # A value for each frame of the video, or for each decision: one less, because nothing is decided at the end.
     watched: dict[str, list[Any]] = {name: [] for name in ("reward", "return", "value", "probabilities", "action")}
-    with contextlib.closing(make_evaluation_pool(policy.config.env, 1, seed=seed, screens=True)) as pool:
+    with contextlib.closing(make_pool(policy.config.env, 1, seed=seed, screens=True)) as pool:
         steps = play(policy, pool, seed=seed, greedy=greedy)
         step, decision = next(steps)
         with _video_writer(path, pool.screen().shape, pool.steps_per_second) as write:
