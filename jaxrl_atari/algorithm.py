@@ -22,7 +22,7 @@ from flax.core import FrozenDict
 
 from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig
 from jaxrl_atari.errors import UNREGISTERED, require, require_interface
-from jaxrl_atari.networks import Apply, Observation, is_recurrent, make_network
+from jaxrl_atari.networks import Apply, Observation, make_network
 
 # --- Data --------------------------------------------------------------------------------------------------------
 
@@ -369,11 +369,9 @@ def check_config(config: Config, devices: int | None = None) -> None:
     config.check_sizes(devices)
     resolved_options(config)
     network = make_network(config.network, num_actions=1)
-    # Abstract: an array would start JAX's back end, before `limit_jax`.
-    has_memory = is_recurrent(jax.eval_shape(lambda: network.initial_carry(1)))
     length = config.ppo.rollout_length
     require(
-        config.ppo.minibatch_size % (length * devices) == 0 or not has_memory,
+        config.ppo.minibatch_size % (length * devices) == 0 or not network.is_recurrent,
         "ppo.minibatch_size",
         config.ppo.minibatch_size,
         expected=f"a multiple of ppo.rollout_length x devices = {length} x {devices}",

@@ -100,6 +100,11 @@ class Network:
         """The shape in which its frames are stored: `frames.PLAIN` or `frames.BLOCKED`."""
         return BLOCKED if self._has_features_by_hand else PLAIN
 
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it has a memory."""
+        return hasattr(self.module, "initial_carry")
+
     def init(self, key: jax.Array) -> Any:
         """The first parameters, float32.
 
@@ -123,18 +128,8 @@ class Network:
         return Observation(stacks, jnp.ones(1, bool), self.initial_carry(1))
 
     def initial_carry(self, num_envs: int) -> Any:
-        """The memory before the first game, [num_envs, ...]; `()` unless the network is recurrent.
-
-        Raises:
-            InterfaceError: the module's memory is empty, or does not have one row per environment.
-        """
-        if not self._is_recurrent:
-            return ()
-        carry = self.module.initial_carry(num_envs)
-        has_rows = all(jnp.shape(x)[:1] == (num_envs,) for x in jax.tree.leaves(carry))
-        got, expected = jax.tree.map(described, carry), f"arrays [{num_envs}, ...], one row per environment"
-        require_interface(is_recurrent(carry) and has_rows, f"initial_carry of {self}", got, expected)
-        return strongly_typed(carry)
+        """The memory before the first game, [num_envs, ...]; `()` unless the network is recurrent."""
+        return strongly_typed(self.module.initial_carry(num_envs)) if self.is_recurrent else ()
 
     def apply(self, params: Any, observation: Observation) -> Outputs:
         """The outputs for an observation.
@@ -167,13 +162,9 @@ class Network:
     def _has_features_by_hand(self) -> bool:
         return self.cpu is not None and getattr(self.module, "has_nature_features", False)
 
-    @property
-    def _is_recurrent(self) -> bool:
-        return hasattr(self.module, "initial_carry")
-
     def _inputs(self, observation: Observation) -> tuple[Any, ...]:
         """The arguments with which the module is called."""
-        return tuple(observation) if self._is_recurrent else (observation.stacks,)
+        return tuple(observation) if self.is_recurrent else (observation.stacks,)
 
     def __str__(self) -> str:
         return f"network {type(self.module).__name__}"
@@ -226,11 +217,11 @@ def make_network(config: NetworkConfig, num_actions: int, *devices: str) -> Netw
 
 def speed_hints(network: Network) -> list[str]:
     """What would make a network train faster on its CPUs, a line each."""
-    slow: list[str] = []
+    is_slow = False
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        if isinstance(context.module, nn.Conv):
-            slow.append("/".join(context.module.path))
+        nonlocal is_slow
+        is_slow |= isinstance(context.module, nn.Conv)
         return call(*args, **kwargs)
 
     if network.cpu is None:
@@ -238,10 +229,9 @@ def speed_hints(network: Network) -> list[str]:
     with nn.intercept_methods(note):
         jax.eval_shape(network.init, jax.random.key(0))
     hints = []
-    if slow:
-        names = ", ".join(dict.fromkeys(slow))
+    if is_slow:
         hints.append(
-            f"{network}: on a CPU, the gradients of {names} are many times slower than those of"
+            f"{network}: on a CPU, the gradients of nn.Conv are many times slower than those of"
             " jaxrl_atari.networks.Conv; see docs/idea.md, A network"
         )
     if network.cpu != "cpu" and network.dtype == jnp.float32:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -83,6 +84,7 @@ def update(
     Raises:
         InterfaceError: a function of the algorithm makes a mistake that would train without an error; the section
             "Mistakes" lists them.
+        AssertionError: `prepare` returned a state of another form, or samples that are not [T, B, ...].
     """
     # Numbers folded into `key`: 0 to epochs - 1 for the minibatches of each epoch (`draw_minibatches`), `epochs`
     # for the loss, and `epochs + 1` for `prepare`.
@@ -93,8 +95,10 @@ def update(
     rollout = with_options_applied(rollout, options)
     mean = Mean.over(rollout.weight, shard)
     prepared, samples, rollout_metrics = algorithm.prepare(state, apply, rollout, mean, options, prepare_key)
-    check_prepared(state, prepared, samples, rollout)
     prepared = strongly_typed(prepared)
+    # JAX would take both: a checkpoint of another state could not be restored, and samples [B, T] are others.
+    chex.assert_trees_all_equal_shapes_and_dtypes(prepared, state)
+    chex.assert_tree_shape_prefix(samples, rollout.action.shape)
     # [T, B, ...] -> [T * B, ...]
     flat_samples, flat_weight = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (samples, rollout.weight))
 
@@ -113,17 +117,20 @@ def update(
         metrics = checked_metrics(metrics, "loss", OWN_METRICS) | {"loss": as_float(loss)}
         gradients, metrics = mean_over_devices((gradients, metrics), shard)
         updates, opt_state = optimizer.update(gradients, before.opt_state, before.params)
-        check_same(updates, before.params, "updates of the optimiser", shape_of)
         params = optax.apply_updates(before.params, updates)
         after = TrainState(params, strongly_typed(opt_state), before.optimizer_steps + 1, before.extra)
         return after, metrics | {"gradient_norm": optax.tree.norm(gradients)}
 
+    def scan_steps(state: TrainState, indices: jax.Array) -> tuple[TrainState, Metrics]:
+        """Gradient steps on int32 [steps, N], and the means of their metrics."""
+        trained, metrics = lax.scan(step, state, indices)
+        return trained, jax.tree.map(jnp.mean, metrics)
+
     if options.target_kl is None:
-        trained, metrics = lax.scan(step, prepared, indices)
-        metrics = jax.tree.map(jnp.mean, metrics)
+        trained, metrics = scan_steps(prepared, indices)
     else:
         by_epoch = indices.reshape(options.epochs, -1, indices.shape[-1])
-        trained, metrics = scan_epochs(step, prepared, by_epoch, options.target_kl)
+        trained, metrics = run_epochs(scan_steps, prepared, by_epoch, options.target_kl)
     rollout_metrics = checked_metrics(rollout_metrics, "prepare", metrics)
     return trained, metrics | mean_over_devices(rollout_metrics, shard)
 
@@ -146,7 +153,7 @@ def mean_over_devices(tree: Any, shard: Shard) -> Any:
 
 
 class Epochs(NamedTuple):
-    """The carry of `scan_epochs`."""
+    """The carry of `run_epochs`."""
 
     taken: jax.Array  # int32 []: epochs so far
     state: TrainState
@@ -154,27 +161,26 @@ class Epochs(NamedTuple):
     approx_kl: jax.Array  # float32 []: mean over the newest epoch
 
 
-def scan_epochs(
-    step: Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]],
+def run_epochs(
+    epoch: Callable[[TrainState, jax.Array], tuple[TrainState, Metrics]],
     state: TrainState,
     indices: jax.Array,
     target_kl: float,
 ) -> tuple[TrainState, Metrics]:
-    """Scans `step` over one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
+    """Runs one epoch after another, until the mean `approx_kl` of an epoch exceeds `target_kl`.
 
     Args:
-        step: state, int32 [N] -> state, metrics.
+        epoch: state, int32 [steps, N] -> state, means of the metrics.
         indices: int32 [epochs, steps, N], the minibatches of each epoch.
 
     Returns:
         The new state and the metrics: means over the steps taken, and `skipped_steps`.
     """
     num_epochs, steps, _ = indices.shape
-    _, shapes = jax.eval_shape(step, state, indices[0, 0])
+    _, shapes = jax.eval_shape(epoch, state, indices[0])
 
     def run_epoch(carry: Epochs) -> Epochs:
-        trained, metrics = lax.scan(step, carry.state, indices[carry.taken])
-        means = jax.tree.map(jnp.mean, metrics)
+        trained, means = epoch(carry.state, indices[carry.taken])
         total = jax.tree.map(jnp.add, carry.total, means)
         return Epochs(carry.taken + 1, trained, total, means["approx_kl"])
 
@@ -332,8 +338,8 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, op
 
 # --- Schedules ---------------------------------------------------------------------------------------------------
 #
-# A new schedule is a function like `clip_epsilon`, a line in `current_options`, and a switch in `PPOConfig`. The
-# option that it changes must be marked `TRACED` there; otherwise each of its values compiles an update.
+# A new schedule is a case in `current_options`, and a switch in `PPOConfig`. The option that it changes must be
+# marked `TRACED` there; otherwise each of its values compiles an update.
 
 
 def annealed(start: float, config: Config, env_steps: int, end: float = 0.0) -> float:
@@ -347,31 +353,20 @@ def learning_rate(config: Config, env_steps: int) -> float:
     return annealed(rate, config, env_steps) if config.ppo.anneal_learning_rate else rate
 
 
-def clip_epsilon(config: Config, env_steps: int) -> float:
-    """The clip range of the update whose rollout begins at `env_steps`."""
-    epsilon = config.ppo.clip_epsilon
-    return annealed(epsilon, config, env_steps) if config.ppo.anneal_clip_epsilon else epsilon
-
-
-def entropy_coef(config: Config, env_steps: int) -> float:
-    """The weight of the entropy bonus in the update whose rollout begins at `env_steps`."""
-    start, end = config.ppo.entropy_coef, config.ppo.entropy_coef_end
-    return start if end is None else annealed(start, config, env_steps, end)
-
-
 def current_options(config: Config, env_steps: int) -> PPOConfig:
     """The options (`resolved_options`) of the update whose rollout begins at `env_steps`.
 
     The scheduled ones have their values at that time. Those that are marked `TRACED` are float32 scalars: the
     compiled update takes them as data, so that a new value compiles nothing.
     """
-    options = replace(
-        resolved_options(config),
-        learning_rate=learning_rate(config, env_steps),
-        clip_epsilon=clip_epsilon(config, env_steps),
-        entropy_coef=entropy_coef(config, env_steps),
-        entropy_coef_end=None,
-    )
+    ppo = config.ppo
+    rate = learning_rate(config, env_steps)
+    options = replace(resolved_options(config), learning_rate=rate, entropy_coef_end=None)
+    if ppo.anneal_clip_epsilon:
+        options = replace(options, clip_epsilon=annealed(ppo.clip_epsilon, config, env_steps))
+    if ppo.entropy_coef_end is not None:
+        weight = annealed(ppo.entropy_coef, config, env_steps, end=ppo.entropy_coef_end)
+        options = replace(options, entropy_coef=weight)
     return as_numbers(options)
 
 
@@ -392,24 +387,10 @@ def checked_metrics(metrics: Metrics, function: str, taken: Collection[str]) -> 
         InterfaceError: a metric is not a single number, or its name is taken.
     """
     for name, value in metrics.items():
-        shape, expected = shape_of(value), "[]: a single number, such as the mean of x over the samples"
-        require_interface(shape == "[]", f"shape of metric {name} of {function}", shape, expected)
+        shape, expected = jnp.shape(value), "(): a single number, such as the mean of x over the samples"
+        require_interface(shape == (), f"shape of metric {name} of {function}", shape, expected)
         require_interface(name not in taken, f"name of a metric of {function}", name, "a name that is not taken")
     return {name: as_float(value) for name, value in metrics.items()}
-
-
-def check_prepared(before: TrainState, after: TrainState, samples: Any, rollout: Rollout) -> None:
-    """Checks what `prepare` returned.
-
-    Raises:
-        InterfaceError: an array of the state has another shape or type than `init` decided, so that no checkpoint
-            could be restored; or the samples are not [T, B, ...], and would be taken for others.
-    """
-    check_same(after, before, "state of prepare", lambda x: f"{jnp.result_type(x)}{shape_of(x)}")
-    length, num_envs = rollout.action.shape
-    for sample in jax.tree.leaves(samples):
-        fits = jnp.shape(sample)[:2] == (length, num_envs)
-        require_interface(fits, "shape of samples of prepare", shape_of(sample), f"[{length}, {num_envs}, ...]")
 
 
 def check_optimizer_state(opt_state: optax.OptState) -> None:
@@ -421,21 +402,6 @@ def check_optimizer_state(opt_state: optax.OptState) -> None:
     expected = "no learning rate, because options.learning_rate is that of each update"
     hint = "leave out inject_hyperparams"
     require_interface(not kept, "state of the optimiser", "learning_rate", expected, hint)
-
-
-def check_same(found: Any, expected: Any, name: str, form: Callable[[Any], str]) -> None:
-    """Raises `InterfaceError` unless two trees have leaves of the same form at the same paths."""
-    got, wanted = (
-        {jax.tree_util.keystr(path): form(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (found, expected)
-    )
-    for path in wanted | got:
-        is_same = got.get(path) == wanted.get(path)
-        require_interface(is_same, f"{name}{path}", got.get(path, "nothing"), wanted.get(path, "nothing"))
-
-
-def shape_of(x: Any) -> str:
-    return str(list(jnp.shape(x)))
 
 
 def as_float(x: Any) -> jax.Array:

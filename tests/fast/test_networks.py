@@ -295,18 +295,12 @@ def layer_of(make):
     return Layered()
 
 
-def remembering(carry):
-    return returning(lambda outputs: outputs, NatureLSTM, initial_carry=lambda self, n: carry(n))
-
-
 REFUSED = {
     "statistics": (layer_of(partial(nn.BatchNorm, use_running_average=False)), "batch_stats"),
     "parameters in bfloat16": (layer_of(partial(nn.Dense, 2, param_dtype=jnp.bfloat16)), "expected float32"),
     "a column": (returning(lambda x: (x.logits, x.value[:, None])), r"value .*float32\[5, 1\]"),
     "bfloat16": (returning(lambda x: (x.logits.astype(jnp.bfloat16), x.value)), r"logits .*bfloat16\[5, 6\]"),
     "another carry": (returning(lambda x: x._replace(carry=x.carry[0]), NatureLSTM), "carry of network"),
-    "one memory": (remembering(lambda n: jnp.zeros(256)), "initial_carry of network"),
-    "an empty memory": (remembering(lambda n: ()), "initial_carry of network"),
 }
 
 

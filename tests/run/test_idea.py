@@ -10,9 +10,9 @@ from idea_page import COEFFICIENT, IDEA, SMALL, block, rows, train, write_files
 from small_networks import FeedForward, make
 from user_commands import run_here
 
-from jaxrl_atari import ConfigError, InterfaceError, register_algorithm, try_update
+from jaxrl_atari import ConfigError, try_update
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, find_algorithm, resolved_options
-from jaxrl_atari.config import Config, EnvConfig, PPOConfig, set_fields
+from jaxrl_atari.config import Config, PPOConfig, set_fields
 from jaxrl_atari.networks import Observation
 from jaxrl_atari.ppo import PPO, Samples
 
@@ -64,17 +64,6 @@ def test_coefficients_of_an_idea():
     z_loss = np.mean(np.log(np.sum(np.exp(logits), axis=-1)) ** 2)
     np.testing.assert_allclose(losses / z_loss, [1e-3, 1e-3, 1e-2, 1e-1], rtol=1e-3)
     np.testing.assert_allclose(metrics["z_loss"], z_loss, rtol=1e-5)
-
-
-def test_a_coefficient_that_is_not_declared_is_named():
-    def loss(params, apply, batch, options):
-        return PPO.loss(params, apply, batch, options)[0] + options.coefficients["zloss"], {}
-
-    register_algorithm("misspelt", PPO._replace(loss=loss, coefficients={"z_loss": 1e-3}))
-    sizes = PPOConfig(rollout_length=4, minibatch_size=4)
-    config = Config(algorithm="misspelt", env=EnvConfig(num_envs=2), ppo=sizes)
-    with pytest.raises(InterfaceError, match=r"options.coefficients = 'zloss': .* which are: z_loss"):
-        try_update(config)
 
 
 def test_sizes_that_do_not_fit_are_refused_by_a_trial_update():
