@@ -1,15 +1,13 @@
 """Acting against naive frame stacks of what the pool gave, on the real emulator too, and the windows of the
 scores."""
 
-import time
 from collections import deque
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fake_pools import Corridor, NoisePool, Recorded, group_of
-from small_networks import FeedForward, make
+from fake_pools import NoisePool, Recorded, group_of
 
 from jaxrl_atari.config import EnvConfig, NetworkConfig
 from jaxrl_atari.envs import FinishedGame, make_pool
@@ -182,22 +180,3 @@ def test_every_step_and_every_environment_draws_for_itself():
     action = np.asarray(buffer.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8
-
-
-def test_the_wait_for_the_update_is_no_time_of_the_policy():
-    """The first actions come when the parameters do."""
-
-    class SlowStart(Corridor):
-        waits = True
-
-        def send(self, actions):
-            if self.waits:
-                time.sleep(0.3)
-            self.waits = False
-            super().send(actions)
-
-    params, network = make(FeedForward, Corridor.num_actions)
-    collect([[group_of(Corridor(2, seed=0), network)]], [params], jax.random.key(0), 2)  # compiles
-    start = time.monotonic()
-    waited = collect([[group_of(SlowStart(2, seed=0), network)]], [params], jax.random.key(0), 2)
-    assert waited.waiting_seconds + waited.other_seconds < time.monotonic() - start - 0.25

@@ -44,25 +44,6 @@ def environment(tmp_path_factory):
 # --- Killed ------------------------------------------------------------------------------------------------------
 
 
-def test_a_session_killed_at_random_moments_loses_nothing(train):
-    """Checkpoints are written without a pause, so that many kills come in the middle of one."""
-    for _ in range(max(2, ROUNDS)):
-        before = train.last()
-        process = train.start(*ENDLESS)
-        if random.random() < 0.7:
-            train.wait_for(process, after=before)
-            time.sleep(random.uniform(0, 2))
-        else:
-            time.sleep(random.uniform(0.5, 10))  # also during the start
-        assert process.poll() is None, process.communicate()[0]
-        process.kill()
-        output, _ = process.communicate()
-        assert train.last() >= before
-        assert "damaged" not in output
-        assert "resumed at" not in output or f"resumed at {before:,} env steps" in output
-    train.continues()
-
-
 def test_sessions_end_with_their_killed_parent_and_with_a_signal_to_all(train):
     """SIGKILL of the parent, then SIGUSR1 to every process, as a cluster sends it: each writes a last
     checkpoint."""

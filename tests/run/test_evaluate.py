@@ -358,19 +358,6 @@ def test_every_session_is_played(own_run):
     assert written["sessions"] == ["session_0", "session_1"]
 
 
-def test_picks_by_the_training_score_are_named_optimistic(own_run, capsys):
-    for picked, words in (
-        ("checkpoint", ["--session", "all"]),
-        ("session", ["--checkpoint", "latest"]),
-        (None, ["--checkpoint", "latest", "--session", "0"]),
-    ):
-        main([str(own_run), *QUICK, "1", *words])
-        out = capsys.readouterr().out
-        assert re.findall(r"note: the best (\w+) is an optimistic pick", out) == ([picked] if picked else [])
-    results = [json.loads(path.read_text()) for path in own_run.glob("session_*/evaluation_*.json")]
-    assert {found["std"] for found in results} == {None}  # a single game has no sample standard deviation
-
-
 def test_a_session_is_not_left_out(own_run):
     shutil.rmtree(own_run / "session_1" / "checkpoints")
     with pytest.raises(UserError, match="session_1: holds no checkpoint"):

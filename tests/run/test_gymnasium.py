@@ -212,7 +212,6 @@ def env(game="Clock-v0", backend="gymnasium", **options):
     ("options", "field"),
     [
         ({"noop_max": 3}, "env.noop_max"),
-        ({"protocol": "v5"}, "env.protocol"),
         ({"options": {"a": [{"b": "os:system"}]}}, "env.options"),
         ({"game": "../x"}, "env.game"),
     ],

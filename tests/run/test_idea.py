@@ -94,8 +94,3 @@ def test_an_optimiser_of_the_users():
     params = jnp.array([2.0, -2.0])
     updates, _ = optimizer.update(jnp.array([100.0, -1.0]), optimizer.init(params), params)
     np.testing.assert_allclose(updates, [-0.1 - 0.1, 0.1 + 0.1], rtol=1e-6)
-
-
-def test_an_update_of_an_unknown_algorithm():
-    with pytest.raises(ConfigError, match="algorithm = 'unknown'"):
-        try_update(Config(algorithm="unknown"))
