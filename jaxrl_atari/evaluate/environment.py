@@ -5,6 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces, wrappers
+from gymnasium.envs.registration import EnvSpec
 
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import EnvPool, make_pool
@@ -28,6 +29,10 @@ def make_env(config: Config, render_mode: str | None = None) -> gymnasium.Env[np
     return wrappers.OrderEnforcing(RunEnv(config.env, render_mode))
 
 
+KEYS = {"UP": "w", "DOWN": "s", "LEFT": "a", "RIGHT": "d", "FIRE": " "}
+"""Words in the names of ALE's actions -> keys of a person who plays, as ale-py has them."""
+
+
 class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
     """One environment of a run; see `make_env`.
 
@@ -44,6 +49,8 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
             raise ValueError(f"render_mode: expected None or 'rgb_array', got {render_mode!r}")
         self.render_mode = render_mode
         self._env = env
+        name = env.game_name.split("/")[-1]
+        self.spec = EnvSpec(f"jaxrl_atari/{name}-v0", f"{__name__}:RunEnv", kwargs={"env": env})
         self._pool = self._make_pool(0)  # each game that is started with a seed has a pool of its own
         self._over = False
         self._stacks = FrameStacks(1)
@@ -100,6 +107,14 @@ class RunEnv(gymnasium.Env[np.ndarray, np.int64]):
     def render(self) -> np.ndarray | None:
         """The newest screen, uint8 [height, width, 3]; None without a render mode."""
         return self._pool.screen() if self.render_mode else None
+
+    def get_keys_to_action(self) -> dict[tuple[int, ...], int]:
+        """Keys -> action, for `gymnasium.utils.play.play`; empty without the names of the actions."""
+        mapping = {}
+        for action, name in enumerate(self._pool.action_names):
+            keys = [ord(key) for word, key in KEYS.items() if word in name]
+            mapping[tuple(sorted(keys))] = action
+        return mapping
 
     def close(self) -> None:
         """Frees the emulator."""

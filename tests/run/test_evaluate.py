@@ -254,7 +254,6 @@ def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
     env.close()
 
 
-@pytest.mark.filterwarnings("ignore:.*not having a spec")
 def test_gymnasiums_checker_passes():
     env = make_env(Config(env=EnvConfig(game="Breakout")))
     check_env(env.unwrapped)
@@ -262,6 +261,19 @@ def test_gymnasiums_checker_passes():
     assert env.render() is None
     env.close()
     env.close()
+
+
+def test_a_person_can_play(monkeypatch):
+    pytest.importorskip("pygame")
+    from gymnasium.utils.play import PlayableGame
+
+    monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
+    env = make_env(Config(env=EnvConfig(game="Breakout")), render_mode="rgb_array")
+    env.reset(seed=1)
+    game = PlayableGame(env)
+    assert game.relevant_keys == {ord(key) for key in " ad"}
+    assert game.video_size == (160, 210)
+    assert env.unwrapped.get_keys_to_action()[(ord("a"),)] == 3  # LEFT
 
 
 def test_ends_and_seeds_of_the_environment():
