@@ -137,8 +137,19 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
     write_json(path, evaluation)
     say(f"written: {path}")
     if options.video:
+        video = unused(video_file(path))  # with the STEP of `path`, by which a report finds its date
+        page = unused(game_file(video))
         other = (seed + 1) % 2**32  # with the same seed, the game would be the first one of the evaluation
-        _record(policy, options, path, other)
+        say(f"recording {counted(options.video_games, 'game')} with seed {other} to {video}")
+        games = record_video(
+            policy, video, games=options.video_games, seed=other, greedy=options.greedy, page=page
+        )
+        returns = ", ".join(f"{game.episode_return:,.1f}" for game in games)
+        length = sum(game.length for game in games)
+        say(
+            f"written: {video} ({length:,} env steps at real speed, return {returns})\n"
+            f"written: {page} (the video beside the network's outputs; it opens in a browser)"
+        )
     return evaluation
 
 
@@ -157,24 +168,6 @@ def _settings(policy: Policy, options: Options) -> dict[str, Any]:
         "compute_dtype": policy.network.dtype.name,
         "episodes": options.episodes,
     }
-
-
-def _record(policy: Policy, options: Options, evaluation: Path, seed: int) -> None:
-    """Records games: a video, and a page with the video and the network's outputs.
-
-    Args:
-        evaluation: the file of the evaluation, evaluation_STEP.json. The names of the video and the page have the
-            same STEP, by which a report finds their date.
-    """
-    video = unused(video_file(evaluation))
-    page = unused(game_file(video))
-    say(f"recording {counted(options.video_games, 'game')} with seed {seed} to {video}")
-    games = record_video(policy, video, games=options.video_games, seed=seed, greedy=options.greedy, page=page)
-    returns = ", ".join(f"{game.episode_return:,.1f}" for game in games)
-    say(
-        f"written: {video} ({sum(game.length for game in games):,} env steps at real speed, return {returns})\n"
-        f"written: {page} (the video beside the network's outputs; it opens in a browser)"
-    )
 
 
 def _summarise(run_dir: Path, results: list[dict[str, Any]], settings: dict[str, Any], seed: int) -> None:

@@ -8,7 +8,7 @@ import json
 import os
 import string
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -126,33 +126,18 @@ def record_video(
         data = {"fps": pool.steps_per_second, "actions": names, **watched}
     if page is not None:
         returns = ", ".join(f"{game.episode_return:,.1f}" for game in finished)
-        facts = [
-            f"return {returns} in {sum(game.length for game in finished):,} env steps",
-            f"protocol {policy.config.env.resolved_protocol}",
-            f"trained for {policy.env_steps:,} env steps",
-            "greedy actions" if greedy else "sampled actions",
-            f"seed {seed}",
-        ]
-        write_game_page(Path(page).expanduser(), path, data, policy, ", ".join(facts))
+        env = policy.config.env
+        about = (
+            f"return {returns} in {sum(game.length for game in finished):,} env steps, "
+            f"protocol {env.resolved_protocol}, trained for {policy.env_steps:,} env steps, "
+            f"{'greedy' if greedy else 'sampled'} actions, seed {seed}"
+        )
+        html_text = string.Template(TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
+            title=html.escape(env.game_name),
+            about=html.escape(about),
+            clipped=" of clipped rewards" if env.rules.clip_rewards else "",
+            video=base64.b64encode(path.read_bytes()).decode(),
+            data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+        )
+        write_file(Path(page).expanduser(), html_text)
     return finished
-
-
-def write_game_page(path: Path, video: Path, data: Mapping[str, Any], policy: Policy, about: str) -> None:
-    """Writes the page of recorded games.
-
-    Args:
-        path: the HTML file.
-        video: the mp4 file, which the page embeds.
-        data: what the page shows beside the video; see `record_video` and `game.html`.
-        policy: the policy that played.
-        about: the games in a line.
-    """
-    env = policy.config.env
-    page = string.Template(TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
-        title=html.escape(env.game_name),
-        about=html.escape(about),
-        clipped=" of clipped rewards" if env.rules.clip_rewards else "",
-        video=base64.b64encode(video.read_bytes()).decode(),
-        data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
-    )
-    write_file(path, page)
