@@ -163,11 +163,9 @@ def test_the_sides_of_a_comparison():
 def test_what_cannot_be_measured(capsys):
     for arguments, message in (
         (("--parts", "env,actin"), "--parts = 'env,actin': expected some of end_to_end,env,acting,update"),
-        (("--devices.distributed",), "devices.distributed = True: expected false"),
         (("--compare", "overlap=none,update", "--parts", "env,acting"), "expected one part with --compare"),
         (("--compare", "env.num_envs=8"), "expected cpu,gpu or FIELD=VALUE,VALUE,..."),
         (("--compare", "env.num_envs=4,5"), "ppo.minibatch_size"),
-        (("--compare", "env.nothing=1,2"), "env.nothing"),
     ):
         with pytest.raises(UserError) as error:
             run(capsys, *arguments)

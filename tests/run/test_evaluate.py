@@ -27,8 +27,6 @@ from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.evaluate.__main__ import main
-from jaxrl_atari.evaluate.play import FrameStacks
-from jaxrl_atari.runs.layout import meta_file
 
 NUM_ACTIONS = 4  # of Breakout
 QUICK = ["--gpu", "false", "--num-envs", "2", "--episodes"]
@@ -111,20 +109,6 @@ def test_each_environment_plays_a_fixed_number_of_games_which_the_seed_chooses(t
         assert games(again, seed=1) == first
 
 
-def test_pushed_frames_make_naive_stacks():
-    """Over the starts of new games: a young game's stack is filled with its first frame."""
-    rng = np.random.default_rng(6)
-    stacks = FrameStacks(2)
-    expected = [[], []]
-    for number in range(12):
-        frame = rng.integers(0, 256, (2, 84, 84), dtype=np.uint8)
-        first = np.array([number in (0, 5, 7), number in (0, 9)])
-        pushed = stacks.push(frame, first)
-        for i, seen in enumerate(expected):
-            seen[:] = [frame[i]] * 4 if first[i] else [*seen[1:], frame[i]]
-            np.testing.assert_array_equal(pushed[i], np.stack(seen, axis=-1))
-
-
 # --- Policies ----------------------------------------------------------------------------------------------------
 
 
@@ -132,8 +116,12 @@ def test_a_policy_acts_by_its_logits(policy):
     head = policy.params["policy"] | {"bias": jnp.array([1.0, 0.0, -1.0, -2.0])}
     policy = dataclasses.replace(policy, params={**policy.params, "policy": head})
     frames = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 4), np.uint8)
-    decision = policy.decide(frames, np.zeros(2, bool), (), greedy=True)
-    probabilities = np.asarray(jax.nn.softmax(decision.outputs.logits))
+    outputs = policy.decide(frames, np.zeros(2, bool), (), greedy=True).outputs
+    logits = np.asarray(outputs.logits, np.float64)
+    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+    probabilities, values = policy.distribution(frames)
+    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
+    np.testing.assert_array_equal(values, outputs.value)
     np.testing.assert_array_equal(policy.act(frames, greedy=True), probabilities.argmax(-1))
     actions = np.stack([policy.act(frames, jax.random.key(i)) for i in range(300)])
     for chosen, expected in zip(actions.T, probabilities, strict=True):
@@ -141,23 +129,11 @@ def test_a_policy_acts_by_its_logits(policy):
         np.testing.assert_allclose(found, expected, atol=5 * 0.5 / np.sqrt(len(chosen)))
 
 
-def test_the_distribution_of_a_policy(policy):
-    frames = np.random.default_rng(0).integers(0, 256, (2, 84, 84, 4), np.uint8)
-    outputs = policy.decide(frames, np.zeros(2, bool), (), greedy=True).outputs
-    logits = np.asarray(outputs.logits, np.float64)
-    expected = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    probabilities, values = policy.distribution(frames)
-    np.testing.assert_allclose(probabilities, expected, rtol=1e-5)
-    np.testing.assert_array_equal(values, outputs.value)
-
-
 def test_frames_and_keys_that_a_policy_cannot_use(policy):
     with pytest.raises(ValueError, match=re.escape("expected uint8 [n, 84, 84, 4], got uint8 [1, 4, 84, 84]")):
         policy.act(np.zeros((1, 4, 84, 84), np.uint8), jax.random.key(0))
     with pytest.raises(ValueError, match="got float32"):
         policy.act(np.zeros((1, 84, 84, 4), np.float32), jax.random.key(0))
-    with pytest.raises(ValueError, match="key"):
-        policy.act(np.zeros((1, 84, 84, 4), np.uint8))
 
 
 def test_a_policy_keeps_to_its_device_and_leaves_the_callers_alone(trained):
@@ -198,22 +174,16 @@ def damage_arrays(session_dir, step):
     flip_bit(max(arrays, key=lambda path: path.stat().st_size))
 
 
-def cut_meta(session_dir, step):
-    path = meta_file(session_dir, step)
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("damage", [damage_arrays, cut_meta])
-def test_a_damaged_checkpoint_is_never_played(own_run, caplog, damage):
+def test_a_damaged_checkpoint_is_never_played(own_run, caplog):
     session_dir = own_run / "session_0"
     *_, before, latest = steps = steps_of(session_dir)
-    damage(session_dir, latest)
+    damage_arrays(session_dir, latest)
     assert load_policy(session_dir, "latest").env_steps == before
     assert f"checkpoints/{latest}: damaged" in caplog.text
     with pytest.raises(UserError, match=f"checkpoints/{latest}: damaged: "):
         load_policy(session_dir, latest)
     for step in steps[:-1]:
-        damage(session_dir, step)
+        damage_arrays(session_dir, step)
     with pytest.raises(UserError, match="damaged: "):
         load_policy(session_dir, "best")
 
