@@ -66,18 +66,6 @@ def test_a_compiled_file_that_was_planted_beside_a_file_is_not_run(user_file, mo
     assert count() == 7
 
 
-def test_files_of_one_name_are_modules_of_their_own(user_file, tmp_path):
-    """So each keeps its classes, which other processes find by the names of their modules."""
-    before = set(sys.modules)
-    for number in range(3):
-        folder = tmp_path / f"folder_{number}"
-        folder.mkdir()
-        (folder / "colorsys.py").write_text(f"NUMBER = {number}\n")  # the name of an installed module, too
-        import_named([str(folder / "colorsys.py")])
-    made = {name: sys.modules.pop(name) for name in set(sys.modules) - before if "colorsys" in name}
-    assert sorted(module.NUMBER for module in made.values() if hasattr(module, "NUMBER")) == [0, 1, 2]
-
-
 def test_a_module_beside_a_file_is_found_before_an_installed_one_and_also_later(user_file, tmp_path, monkeypatch):
     installed = tmp_path / "site-packages"
     installed.mkdir()

@@ -1,16 +1,9 @@
 """Writers: what they leave is read back by independent readers, also after a kill and a resume."""
 
-import contextlib
 import csv
 import math
-import os
-import pty
-import re
 import resource
 import sys
-import threading
-import time
-from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -245,44 +238,8 @@ def drive(writer):
         writer.progress(env_steps, row(env_steps))
         if env_steps == 500:
             writer.message("a message")
-            time.sleep(0.6)
     writer.write(row(1_000, return_ma=99.5, sps=250.0, episodes=3))
     writer.close()
-
-
-def test_a_terminal_shows_a_live_line_from_the_start_to_the_end(monkeypatch):
-    master, slave = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "130")
-    shown = []
-
-    def read():
-        with contextlib.suppress(OSError):  # the end of what was written
-            while True:
-                shown.append(os.read(master, 4_096))
-
-    reader = threading.Thread(target=read)
-    reader.start()  # a terminal that nobody reads would hold up the writer
-    with os.fdopen(slave, "w") as terminal, redirect_stdout(terminal):
-        drive(TerminalWriter(1_000, "session 0"))
-    reader.join()
-    os.close(master)
-    lines = re.split(r"[\r\n]+", b"".join(shown).decode().replace("\x1b[K", ""))
-    assert "session 0  a message" in lines
-    assert lines[-2] == POINT
-    assert "session 0   50.2%  env_steps 502" in lines, "it is drawn again after the message"
-    assert len(lines) < 8, "it is drawn twice a second"
-
-
-def test_the_time_left_is_shown_from_the_second_speed_on(capsys):
-    """The first log point with a speed leaves out an update that is still running. return_mean fits 80 columns."""
-    writer = TerminalWriter(1_000_000, "session 0")
-    for env_steps in (200_000, 300_000):
-        writer.write(row(env_steps, return_ma=18_090.3, return_mean=28_419.0, sps=350.0))
-    first, second = capsys.readouterr().out.splitlines()
-    assert "eta" not in first
-    assert "eta 0:33:20" in second[:79]
-    assert "return_mean 28,419.0" in second[:79]
 
 
 def test_a_file_or_pipe_gets_plain_lines(capsys):
