@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement
-from jaxrl_atari.envs import EnvPool, make_pool
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps, join, split
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.networks import Network, make_network
@@ -42,29 +42,28 @@ class Environments:
         anchor_steps = 0  # no record of the games
         if not config.unrecorded_reason:
             anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
-
-        def pool_from(first_env: int) -> EnvPool:
-            """The emulators of the group whose first environment has this number."""
-            return make_pool(
-                env,
-                group_size,
-                seed=game_seed,
-                first_env=first_env,
-                anchor_steps=anchor_steps,
-                first_step=first_step,
-            )
-
         for learner, actor in zip(placement.local_learner, placement.actors, strict=True):
             first = placement.learner.index(learner) * envs_per_device
-            pools = {number: pool_from(number) for number in range(first, first + envs_per_device, group_size)}
-            network = make_network(config.network, pools[first].num_actions, *placement.device_classes)
-            check = config.devices.check
-            self.groups.append(
-                [
-                    EnvGroup(pool, network, device=actor, rules=env.rules, first_env=first_env, check=check)
-                    for first_env, pool in pools.items()
-                ]
-            )
+            self.groups.append([])
+            for first_env in range(first, first + envs_per_device, group_size):
+                pool = make_pool(
+                    env,
+                    group_size,
+                    seed=game_seed,
+                    first_env=first_env,
+                    anchor_steps=anchor_steps,
+                    first_step=first_step,
+                )
+                network = make_network(config.network, pool.num_actions, *placement.device_classes)
+                group = EnvGroup(
+                    pool,
+                    network,
+                    device=actor,
+                    rules=env.rules,
+                    first_env=first_env,
+                    check=config.devices.check,
+                )
+                self.groups[-1].append(group)
 
     def _all(self) -> list[EnvGroup]:
         return list(itertools.chain(*self.groups))
@@ -73,11 +72,6 @@ class Environments:
     def network(self) -> Network:
         """The network that acts in all of them."""
         return self.groups[0][0].network
-
-    @property
-    def num_actions(self) -> int:
-        """Number of the game's actions."""
-        return self.groups[0][0].pool.num_actions
 
     def games_so_far(self) -> np.ndarray:
         """Return and env steps so far of each game in progress, float64 [B, 2]."""
@@ -144,8 +138,14 @@ def start_environments(
     """
     why_new = ""
     if resumed is not None:
-        why_new = games_problem(config, resumed.meta)
-        if not why_new:
+        envs_before = resumed.meta["config"]["env"]["num_envs"]
+        if config.unrecorded_reason:
+            why_new = config.unrecorded_reason
+        elif "games" not in resumed.items:
+            why_new = "the checkpoint has none: the back end ale records them, in a single process"
+        elif envs_before != config.env.num_envs:
+            why_new = f"env.num_envs {envs_before} -> {config.env.num_envs}"
+        else:
             # `first_step` is 0: the games are played again from their start, which counts their steps.
             environments = Environments(config, placement, resumed.meta["game_seed"])
             try:
@@ -157,13 +157,3 @@ def start_environments(
         say(f"new games are started ({why_new})")
     game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
     return Environments(config, placement, game_seed, first_step=progress.steps_per_env, why_new=why_new)
-
-
-def games_problem(config: Config, meta: dict[str, Any]) -> str:
-    """Why the games of a checkpoint cannot continue; empty if they can."""
-    if config.unrecorded_reason:
-        return config.unrecorded_reason
-    if "games" not in meta["items"]:
-        return "the checkpoint has none: the back end ale records them, in a single process"
-    before = meta["config"]["env"]["num_envs"]
-    return "" if before == config.env.num_envs else f"env.num_envs {before} -> {config.env.num_envs}"

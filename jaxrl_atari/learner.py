@@ -17,7 +17,7 @@ from jax import lax
 
 from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, Shard, TrainState, key_of_data
 from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.devices import Placement, check_placement
+from jaxrl_atari.devices import Placement, check_placement, of_this_process
 from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.hardware.distributed import gather
 from jaxrl_atari.networks import Network
@@ -150,29 +150,23 @@ class Learner:
             check_placement("learning", arrays, self._parallel.local_devices)
         self._state, metrics = self._update(self._state, rollout, options, key=key)
         if self._check or not self._has_updated:
-            self._check_equal()
+            self.check_state()
         self._has_updated = True
         own = self._parallel.local_part(metrics, 0)
         return lambda: {name: float(value) for name, value in jax.device_get(own).items()}
 
     def check_state(self) -> None:
-        """Checks that all devices have the same train state. All processes must call it.
+        """Checks that all devices have the same train state. All processes must call it, while no update runs.
 
-        `update` checks it after the first update and, with `check`, after each one. `Session.save` does it too,
-        because a checkpoint keeps the state of one device alone.
-
-        Raises:
-            InterfaceError: a leaf differs.
-        """
-        self._wait()
-        self._check_equal()
-
-    def _check_equal(self) -> None:
-        """`check_state`, without waiting for an update in a thread. On several devices, it waits for the arrays.
+        `update` calls it after the first update and, with `check`, after each one. `Session.save` does it too,
+        because a checkpoint keeps the state of one device alone. On several devices, it waits for the arrays.
 
         All devices start from the same state, and gradients are means over all of them, so only `prepare` can make
         the state differ. A difference in second moments, which are often too small for `np.allclose`, is found
         once the parameters have followed it.
+
+        Raises:
+            InterfaceError: a leaf differs.
         """
         leaf = self._parallel.differing_leaf(self._state)
         if leaf is not None:
@@ -229,7 +223,7 @@ class DataParallel:
 
     def __init__(self, devices: Sequence[jax.Device]):
         self.devices = tuple(devices)
-        self.local_devices = tuple(d for d in self.devices if d.process_index == jax.process_index())
+        self.local_devices = of_this_process(self.devices)
         self._is_single = len(self.devices) == 1
 
     @cached_property

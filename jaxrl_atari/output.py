@@ -29,11 +29,8 @@ def write(text: str, stream: TextIO | None = None) -> None:
         output.write(text)
         output.flush()
     except OSError:
-        with contextlib.suppress(OSError):  # a stream without a descriptor
-            descriptor = output.fileno()
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, descriptor)
-            os.close(nowhere)
+        with contextlib.suppress(OSError), open(os.devnull, "w") as nowhere:  # a stream without a descriptor
+            os.dup2(nowhere.fileno(), output.fileno())
 
 
 def say(line: str, stream: TextIO | None = None) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxrl_atari.algorithm import check_config, find_algorithm, resolved_options
 from jaxrl_atari.config import Config
@@ -105,9 +104,9 @@ def iterations(session: "Session") -> Iterator[PendingMetrics]:
         # With `devices.check`, implicit transfers between host and devices are forbidden once everything is
         # compiled.
         guarded = config.devices.check and not log.is_first_iteration
+        update_options = current_options(config, progress.env_steps)
+        actor_key, update_key = session.keys(progress.updates)
         with jax.transfer_guard("disallow" if guarded else "allow"):
-            update_options = current_options(config, progress.env_steps)
-            actor_key, update_key = session.keys(progress.updates)
             log.phase("first rollout")  # silent after the first iteration
             collected = collect(
                 environments.groups,
@@ -158,7 +157,8 @@ class Session:
 
     def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
         """The keys of an update: to act and to learn (`algorithm.py`)."""
-        return _keys_of_update(self.key, jax.device_put(np.uint32(update), self.placement.home))
+        actor_key, update_key = jax.random.split(jax.random.fold_in(self.key, update))
+        return actor_key, update_key
 
     def is_stopping(self) -> bool:
         """Whether a stop was requested in any process. All processes must ask."""
@@ -235,7 +235,7 @@ class Session:
         """Content of a checkpoint other than the arrays, as JSON values."""
         return {
             "config": self.config.to_dict(),
-            "num_actions": self.environments.num_actions,
+            "num_actions": self.network.module.num_actions,
             "device": self.describe_devices(),
             "provenance": self.provenance,
             "seed": self.seed,
@@ -265,12 +265,6 @@ class Session:
             self.save(self.progress.statistics.mean_return() if self.is_over else None)
         if self.evaluator is not None:
             self.evaluator.settle(self.stop_requested)
-
-
-@jax.jit
-def _keys_of_update(key: jax.Array, update: jax.Array) -> tuple[jax.Array, jax.Array]:
-    actor_key, update_key = jax.random.split(jax.random.fold_in(key, update))
-    return actor_key, update_key
 
 
 # --- Making a session --------------------------------------------------------------------------------------------
@@ -352,9 +346,9 @@ def open_session(
         if leads and config.evaluation.every_env_steps:
             evaluator = Evaluator(
                 config,
-                make_network(config.network, environments.num_actions, device_class(placement.evaluator)),
+                make_network(config.network, network.module.num_actions, device_class(placement.evaluator)),
                 seed=seed,
-                num_actions=environments.num_actions,
+                num_actions=network.module.num_actions,
                 device=placement.evaluator,
                 session_dir=session_dir,
                 writer=outputs,

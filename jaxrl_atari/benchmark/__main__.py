@@ -24,7 +24,7 @@ from jaxrl_atari.benchmark.comparison import compare, make_sides
 from jaxrl_atari.benchmark.measure import PARTS, measure, trace
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
-from jaxrl_atari.config import Config, Limits
+from jaxrl_atari.config import Config, PositiveFloat, PositiveInt
 from jaxrl_atari.errors import require
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
@@ -49,9 +49,9 @@ class Options(FromConfig):
 
     parts: str = ALL_PARTS
     """Parts to measure, separated by commas. With --compare, one part (default: end_to_end)."""
-    repeats: Annotated[int, Limits(1, 10_000)] = 5
+    repeats: PositiveInt = 5
     """Repeats of each part, rounds of a comparison, iterations of a trace."""
-    seconds: Annotated[float, Limits(0.001, 86_400.0)] = 3.0
+    seconds: PositiveFloat = 3.0
     """Minimum seconds per part and repeat."""
     comparison: Annotated[str | None, tyro.conf.arg(name="compare")] = None
     """FIELD=V1,V2,... compares values of a config field. `cpu,gpu` compares a GPU with the CPU."""

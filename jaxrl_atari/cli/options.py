@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from jaxrl_atari.config import Config, Limits, alternatives, changed_fields, check_fields, parse_value
+from jaxrl_atari.config import Config, NonNegativeInt, alternatives, changed_fields, check_fields, parse_value
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import import_named
 from jaxrl_atari.output import say_changes
@@ -30,13 +30,7 @@ AnyDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 MoreDirs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR ...]")]
 """The type of the further words of such a command."""
 
-ENV_STEPS = Limits(0, 10**12)
-"""The env steps at which a session may have a checkpoint."""
-
-SESSION_NUMBERS = Limits(0, 10_000)
-"""The numbers that a session may have in its run."""
-
-CheckpointChoice = Annotated[Literal["best", "latest"] | int, ENV_STEPS]
+CheckpointChoice = Literal["best", "latest"] | NonNegativeInt
 """A checkpoint as the user chooses it: a number is that of env steps."""
 
 CheckpointOption = Annotated[

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, WithImports, parse
-from jaxrl_atari.config import GpuOption, Limits
+from jaxrl_atari.cli.options import CheckpointOption, RunDir, WithImports, parse
+from jaxrl_atari.config import GpuOption, Limits, NonNegativeInt, PositiveInt
 from jaxrl_atari.devices import pick_device
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
@@ -47,21 +47,21 @@ class Options(WithImports):
     """Directory of a run (data/NAME_TIMESTAMP) or, without `--session all`, of one of its sessions
     (data/NAME_TIMESTAMP/session_0)."""
     checkpoint: CheckpointOption = "best"
-    episodes: Annotated[int, Limits(1, 1_000_000)] = 32
+    episodes: PositiveInt = 32
     """Full games to play."""
     video: bool = False
     """Also record further games, with the seed after `--seed`, to video_STEP.mp4 (or video_STEP_2.mp4, ...) in the
     session's directory."""
-    video_games: Annotated[int, Limits(1, 1_000)] = 1
+    video_games: PositiveInt = 1
     """Games in the video, one after the other, for environments with short games."""
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
-    session: Annotated[Literal["best", "all"] | int, SESSION_NUMBERS] = "best"
+    session: Literal["best", "all"] | NonNegativeInt = "best"
     """`best` (the highest mean return of 100 games), `all` (also reports the mean over sessions with its 95%
     interval), or the number of a session."""
     seed: Annotated[int, Limits(0, 2**32 - 1)] = 0
     """Seed of games and actions. With --session all, session i has seed + i."""
-    num_envs: Annotated[int, Limits(1, 4_096)] = 16
+    num_envs: PositiveInt = 16
     """Games played at once."""
     backend: Literal["ale", "envpool", "gymnasium"] | None = None
     """Emulator pool. None: as in training. Another pool may have another emulator or start games otherwise, so

@@ -17,10 +17,11 @@ ONNX; it is exported for JAX alone.
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import SESSION_NUMBERS, CheckpointOption, RunDir, WithImports, parse
+from jaxrl_atari.cli.options import CheckpointOption, RunDir, WithImports, parse
+from jaxrl_atari.config import NonNegativeInt
 from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hardware.gpus import limit_to_cpu
@@ -37,7 +38,7 @@ class Options(WithImports):
     run_dir: RunDir
     """Directory of a run."""
     checkpoint: CheckpointOption = "best"
-    session: Annotated[Literal["best"] | int, SESSION_NUMBERS] = "best"
+    session: Literal["best"] | NonNegativeInt = "best"
     """`best` (the highest mean return of 100 games), or the number of a session."""
     output: Path | None = None
     """New folder. None: export_STEP in the session's directory (or export_STEP_2, ...)."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from jaxrl_atari.algorithm import check_config
-from jaxrl_atari.config import Config, Limits, can_vary, check_fields, set_fields
+from jaxrl_atari.config import Config, Limits, PositiveInt, can_vary, check_fields, set_fields
 from jaxrl_atari.errors import require, require_package
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_result
@@ -53,7 +53,7 @@ class SearchConfig:
 
     space: Annotated[Mapping[str, Distribution], tyro.conf.Suppress, NO_OPTION] = field(default_factory=dict)
     """Dotted name of a config field -> its distribution."""
-    trials: Annotated[int, Limits(1, 1_000_000)] = 16
+    trials: PositiveInt = 16
     """Number of trials."""
     sampler: Literal["tpe", "random"] = "tpe"
     """`tpe`: Optuna's TPE sampler, which learns once ten trials have ended; `random`: independent samples."""
@@ -61,7 +61,7 @@ class SearchConfig:
     """Seed of the sampler. With `random`, the order in which trials run does not change the fields of trial i."""
     early_stopping: Literal["asha", "none"] = "asha"
     """`asha`: stops trials that are worse than others at the same env steps; `none`: stops no trial."""
-    grace_env_steps: Annotated[int, Limits(1, 10**12)] = 500_000
+    grace_env_steps: PositiveInt = 500_000
     """Env steps of the first comparison. Others follow at `reduction`, `reduction`², ... times as many."""
     reduction: Annotated[int, Limits(2, 1_000_000)] = 3
     """Each comparison keeps the best 1 / reduction of the trials."""

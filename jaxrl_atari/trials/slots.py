@@ -7,9 +7,9 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
-from jaxrl_atari.config import Config, DevicesConfig, Limits, check_fields
+from jaxrl_atari.config import Config, DevicesConfig, NonNegativeFloat, NonNegativeInt, check_fields
 from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import choose_devices, divide_gpus
@@ -23,9 +23,9 @@ from jaxrl_atari.output import counted
 class ResourcesConfig:
     """Resources of each session of a suite on Ray, or of each trial of a search."""
 
-    gpu: Annotated[float, Limits(0.0, 4_096.0)] = 1.0
+    gpu: NonNegativeFloat = 1.0
     """GPUs of each: 0.5, 0.25, 0.125 for 2, 4, 8 on each GPU. With 0, or without a GPU, they run on the CPU."""
-    cpu: Annotated[int, Limits(0, 4_096)] = 0
+    cpu: NonNegativeInt = 0
     """CPU cores of each. 0: an equal share where there are GPUs, 1 on a CPU."""
 
     def __post_init__(self) -> None:

@@ -12,11 +12,11 @@ import contextlib
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import ENV_STEPS, SESSION_NUMBERS, RunDir, WithImports, parse
-from jaxrl_atari.config import Config, Limits
+from jaxrl_atari.cli.options import RunDir, WithImports, parse
+from jaxrl_atari.config import Config, NonNegativeInt, PositiveInt
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
@@ -32,11 +32,11 @@ class Options(WithImports):
 
     run_dir: RunDir
     """Directory of a run."""
-    session: Annotated[Literal["all"] | int, SESSION_NUMBERS] = "all"
+    session: Literal["all"] | NonNegativeInt = "all"
     """`all` sessions, or the number of one."""
-    sample: Annotated[int | None, Limits(1)] = None
+    sample: PositiveInt | None = None
     """Play only this many random pieces of the games; a piece starts from one seed. None: all of them."""
-    retrain: Annotated[int | None, ENV_STEPS] = None
+    retrain: NonNegativeInt | None = None
     """Instead of playing, train from the checkpoint at this env step to the next one that is kept, on the same
     software, device and threads, and compare all bits. Nothing in the run is changed."""
 

@@ -55,7 +55,7 @@ REFUSED = {
     "suite --resume nowhere": "nowhere",
     "search --config configs/qbert.py": "get_search",
     "evaluate nowhere": "nowhere",
-    "evaluate nowhere --episodes 0": "--episodes = 0: expected a whole number from 1 to 1,000,000",
+    "evaluate nowhere --episodes 0": "--episodes = 0: expected a whole number from 1 on",
     "verify nowhere": "nowhere",
     "plots nowhere": "nowhere",
     "report nowhere": "nowhere",
