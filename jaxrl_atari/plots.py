@@ -29,7 +29,7 @@ from jaxrl_atari.errors import MetricsError, UserError, require
 from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.searches import plot_search
-from jaxrl_atari.report.suites import Suite, compare, read_results, read_suite, save_results
+from jaxrl_atari.report.suites import Results, Suite, read_results, read_suite, save_results
 from jaxrl_atari.report.summary import Run, merge_runs, read_run, trial_summary
 from jaxrl_atari.report.text import differences, summary_table
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind
@@ -116,7 +116,7 @@ def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]
         file = "comparison_of_suites" if len(runs) > 1 else "comparison"
         files += plot_comparison(curves, output, title, file, x)
     if suites:
-        comparison = compare(" and ".join(suites), suites)
+        comparison = Results(" and ".join(suites), suites)
         save_results(comparison, output, "comparison")
         say(comparison.sections()[-1].to_markdown())
         if comparison.statistics:

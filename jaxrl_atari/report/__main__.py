@@ -3,7 +3,7 @@
     python -m jaxrl_atari.report RUN_DIR...
     python -m jaxrl_atari.report RUN_DIR... --merge DIR
 
-The report of a suite or a search links to the reports of its runs, which are written too.
+The report of a suite or a search links to the reports of its runs.
 """
 
 from collections.abc import Sequence

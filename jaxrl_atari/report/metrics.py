@@ -32,8 +32,8 @@ SESSION_METRICS = {
     "strength": "strength",
     "max_strength": "max strength",
     "final_strength": "final strength",
-    "sample_efficiency": "sample efficiency (1 / 1M env steps)",
-    "training_efficiency": "training efficiency (1 / 1M gradient steps)",
+    "sample_efficiency": "sample efficiency",
+    "training_efficiency": "training efficiency",
     "stability": "stability",
     "consistency": "consistency",
     "env_steps": "env steps",
@@ -51,9 +51,6 @@ SESSION_METRICS = {
 
 RATIOS_OF_STRENGTH = ("sample_efficiency", "training_efficiency", "stability")
 """The metrics that only a session has that is better than random play."""
-
-TABLE_SCALES = {"sample_efficiency": 1e6, "training_efficiency": 1e6}
-"""Metric -> factor by which tables multiply it. The others are shown as they are."""
 
 REDUCTIONS = {
     "env_steps": np.max,

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config, flat
-from jaxrl_atari.errors import NoLogPoint, UserError
+from jaxrl_atari.errors import NoLogPoint
 from jaxrl_atari.output import counted, say, try_to
 from jaxrl_atari.report.evaluations import evaluations, played_at
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
@@ -37,7 +37,6 @@ from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
     HUB_VIDEO_FILE,
-    METRICS_FILE,
     REPORT_FILE,
     SEARCH_FILE,
     SUITE_FILE,
@@ -57,14 +56,13 @@ class Page(NamedTuple):
     title: str
     badges: Sequence[str]
     sections: Sequence[Section]
-    reports: Sequence[str] = ()  # directories within that of the page, which get reports, too, and are linked
+    parts: Sequence[str] = ()  # the runs or suites within its directory
 
 
 def write_report(directory: Path, merged: Run | None = None) -> Path:
     """Writes report.html into the directory of a run, suite, sweep or search; returns its path.
 
-    The graphs are drawn. The runs or suites in the directory that have a log point get reports, too, unless theirs
-    are newer than their log points.
+    The graphs are drawn. The page links to the reports of the runs or suites in the directory.
 
     Args:
         merged: the run that the report shows, whose folder is `directory`. None: what the directory holds.
@@ -77,38 +75,16 @@ def write_report(directory: Path, merged: Run | None = None) -> Path:
     make_page = {"suite": results_page, "sweep": results_page, "search": search_page}
     make = make_page.get(held_kind(directory) or "")
     page = run_page(merged or read_run(directory)) if merged or make is None else make(directory)
-    for name in page.reports:
-        if not _has_current_report(directory / name):
-            _try_linked_report(directory / name)
     environment = Environment(
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["base64"] = lambda file: b64encode(file.read_bytes()).decode()
-    reports = [name for name in page.reports if (directory / name / REPORT_FILE).is_file()]
+    reports = [name for name in page.parts if (directory / name / REPORT_FILE).is_file()]
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path = directory / REPORT_FILE
     template = environment.get_template("page.html")
     write_file(path, template.render(page=page, reports=reports, version=__version__, written=written))
     return path
-
-
-def _has_current_report(directory: Path) -> bool:
-    """Whether the report of a run or suite is newer than its log points."""
-    report = directory / REPORT_FILE
-    if not report.is_file():
-        return False
-    written = report.stat().st_mtime
-    return all(file.stat().st_mtime < written for file in directory.rglob(f"session_*/{METRICS_FILE}"))
-
-
-def _try_linked_report(directory: Path) -> None:
-    """Writes the report of a run or suite within a page's directory, or names the file that is damaged."""
-    try:
-        write_report(directory)
-    except NoLogPoint:
-        return
-    except UserError as error:
-        say(f"no report: {error}")
 
 
 def try_report(directory: Path) -> None:
@@ -201,16 +177,19 @@ def results_page(directory: Path) -> Page:
         graphs += plot_profiles(results.statistics, directory / GRAPHS_FOLDER)
     if results.curves():
         graphs += plot_comparison(results.curves(), directory / GRAPHS_FOLDER)
-    file, reports = SUITE_FILE, [game for suite in results.suites.values() for game in suite.runs]
     if is_sweep(directory):
-        file, reports = SWEEP_FILE, [*results.suites]
+        file = SWEEP_FILE
+        parts = [*results.suites]
+    else:
+        file = SUITE_FILE
+        parts = [game for suite in results.suites.values() for game in suite.games]
     sections = [
         *results.sections(),
         Section("Graphs", graphs=_svg(graphs)),
         *_settings_sections(read_config(directory, file), read_json(directory / file)),
     ]
     name, _, badge = results.title.partition(": ")
-    return Page(name, [badge], sections, reports)
+    return Page(name, [badge], sections, parts)
 
 
 def search_page(search_dir: Path) -> Page:
@@ -232,8 +211,8 @@ def search_page(search_dir: Path) -> Page:
         *_settings_sections(config, description),
     ]
     badges = ["search", f"protocol {config.env.resolved_protocol}"]
-    reports = [path.name for path in trial_dirs(search_dir)]
-    return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections, reports)
+    parts = [path.name for path in trial_dirs(search_dir)]
+    return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections, parts)
 
 
 def _distribution_text(attributes: Mapping[str, Any]) -> str:

@@ -4,7 +4,9 @@ A sweep is compared as its settings are, each of which is a suite.
 """
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +14,6 @@ import numpy as np
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.envs.games import GAMES, game_under
-from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import NoLogPoint, UserError
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import human_normalised, reference_normalised
@@ -25,7 +26,7 @@ from jaxrl_atari.report.score_statistics import (
 )
 from jaxrl_atari.report.summary import Run, read_run, trial_summary
 from jaxrl_atari.report.tables import Section, Table
-from jaxrl_atari.report.text import LONG_BUDGET, differences, left_out_text
+from jaxrl_atari.report.text import differences, left_out_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_file, write_json
 from jaxrl_atari.runs.layout import (
@@ -78,6 +79,8 @@ INTERVALS_NOTE = (
     "single session, or because resampling the sessions does not change the statistic."
 )
 """Explanation below tables of statistics."""
+
+NO_STATISTICS_NOTE = "No statistics: they need a game that is complete in every suite, under one protocol, and that has reference scores."
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 """Name of a normalisation -> its function of scores and a game."""
@@ -158,7 +161,7 @@ def game_row(suite: Suite, game: str) -> dict[str, Any]:
             "score_std": summary["score_std"],
             "score_low": low,
             "score_high": high,
-            "return_mean": mean["final_return_mean"] if suite.config.total_env_steps < LONG_BUDGET else None,
+            "return_mean": mean["final_return_mean"],
             "reference_normalised_score": summary["reference_normalised_score"],
             "human_normalised_score": summary["human_normalised_score"],
             "hours": mean["wall_hours"],
@@ -233,28 +236,25 @@ def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[d
     return rows
 
 
-def statistics_section(suites: Mapping[str, Suite], statistics: Sequence[Mapping[str, Any]]) -> Section:
-    """The table of statistics over games, or the reason why there are none."""
-    title = "Over the complete games"
-    if statistics:
-        return Section(title, Table(STATISTICS_COLUMNS, statistics), [INTERVALS_NOTE])
-    protocols = sorted({suite.protocol for suite in suites.values()})
-    why = comparison_note(protocols[0]) or "no complete game has a score to compare with"
-    if len(protocols) > 1:
-        why = f"different protocols are not compared: {', '.join(protocols)}"
-    return Section(title, notes=[f"No statistics: {why}."])
-
-
 # --- Results -----------------------------------------------------------------------------------------------------
 
 
-class Results(NamedTuple):
+@dataclass(frozen=True)
+class Results:
     """The results of a suite, of a sweep, whose settings are suites, or of suites that are compared."""
 
     title: str
     suites: Mapping[str, Suite]  # by name; in a sweep by setting, such as `ppo.gamma=0.9`
-    scores: Mapping[str, NormalisedScores]
-    statistics: list[dict[str, Any]]  # see `suite_statistics`
+
+    @cached_property
+    def scores(self) -> dict[str, NormalisedScores]:
+        """The scores of the complete games; see `normalised_scores`."""
+        return normalised_scores(self.suites)
+
+    @cached_property
+    def statistics(self) -> list[dict[str, Any]]:
+        """The statistics over the complete games; see `suite_statistics`."""
+        return suite_statistics(self.scores)
 
     def curves(self) -> list[tuple[str, Run]]:
         """The runs, each with the name of its suite."""
@@ -274,17 +274,16 @@ class Results(NamedTuple):
     def sections(self) -> list[Section]:
         """The table of games, and the statistics over games."""
         notes = [*differences(self.curves()), GAMES_NOTE, *([SWEEP_NOTE] if len(self.suites) > 1 else [])]
-        return [Section("Games", self.table(), notes), statistics_section(self.suites, self.statistics)]
+        statistics = Section("Over the complete games", notes=[NO_STATISTICS_NOTE])
+        if self.statistics:
+            statistics = statistics._replace(
+                table=Table(STATISTICS_COLUMNS, self.statistics), notes=[INTERVALS_NOTE]
+            )
+        return [Section("Games", self.table(), notes), statistics]
 
     def to_markdown(self) -> str:
         """The title and the sections in Markdown."""
         return "\n\n".join([f"# {self.title}", *(each.to_markdown() for each in self.sections())]) + "\n"
-
-
-def compare(title: str, suites: Mapping[str, Suite]) -> Results:
-    """The results of suites. The arguments are fields of `Results`."""
-    scores = normalised_scores(suites)
-    return Results(title, suites, scores, suite_statistics(scores))
 
 
 def read_results(directory: Path, failures: Mapping[Path, UserError] | None = None) -> Results:
@@ -308,7 +307,7 @@ def read_results(directory: Path, failures: Mapping[Path, UserError] | None = No
     suite = next(iter(suites.values()))
     counts += [counted(len(suite.games), "game"), counted(suite.config.sessions, "session")]
     budget = f"{suite.config.total_env_steps:,} env steps each"
-    return compare(f"{name}: {', '.join(counts)} of {budget}, protocol {suite.protocol}", suites)
+    return Results(f"{name}: {', '.join(counts)} of {budget}, protocol {suite.protocol}", suites)
 
 
 def save_results(results: Results, directory: Path, name: str = "results") -> None:

@@ -1,7 +1,5 @@
 """Tables and sections of results: rows in; Markdown, CSV and JSON out. Numbers as text."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ import numpy as np
 
 from jaxrl_atari.report.score_statistics import Estimate
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.tables import table_text
 
 
 def number_text(value: float | None) -> str:
@@ -87,11 +86,7 @@ class Table:
 
     def write_csv(self, file: Path) -> None:
         """Writes the rows, with all digits, below a header of column names. An unknown value is an empty cell."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, [*self.titles], extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(self.rows)
-        write_file(file, text.getvalue())
+        write_file(file, table_text([*self.titles], self.rows))
 
 
 def table_of(rows: Sequence[Mapping[str, Any]]) -> Table:

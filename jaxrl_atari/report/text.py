@@ -5,13 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxrl_atari.output import counted
-from jaxrl_atari.report.metrics import RATIOS_OF_STRENGTH, SESSION_METRICS, TABLE_SCALES
+from jaxrl_atari.report.metrics import RATIOS_OF_STRENGTH, SESSION_METRICS
 from jaxrl_atari.report.score_statistics import CONFIDENCE, difference, score_interval
 from jaxrl_atari.report.summary import Run, TrialSummary, trial_summary
 from jaxrl_atari.report.tables import Table, number_text
-
-LONG_BUDGET = 10_000_000
-"""Below this budget in env steps, tables show the final `return_mean` beside the score."""
 
 
 def interval_text(scores: Sequence[float]) -> str:
@@ -73,28 +70,21 @@ def reference_rows(summary: TrialSummary) -> list[list[str]]:
 
 
 def metric_table(summary: TrialSummary) -> Table:
-    """The known metrics, the score first: title, mean and std over the sessions, and the value of each session.
-
-    From a budget of 10M env steps on, the final return_mean is left out.
-    """
+    """The known metrics, the score first: title, mean and std over the sessions, and the value of each session."""
     columns = {"mean": summary["mean"], "std": summary["std"]}
     columns |= {session["session"].replace("_", " "): session for session in summary["sessions"]}
     rows = []
     for name, title in SESSION_METRICS.items():
-        if name == "final_return_mean" and summary["planned_env_steps"] >= LONG_BUDGET:
-            continue
-        scale = TABLE_SCALES.get(name, 1)
         values = {column: metrics[name] for column, metrics in columns.items()}
-        known = {column: scale * value for column, value in values.items() if value is not None}
-        if known:
-            rows.append({"metric": title} | known)
+        if any(value is not None for value in values.values()):
+            rows.append({"metric": title, **values})
     return Table({"metric": "", **{column: column for column in columns}}, rows)
 
 
 def no_mean_text(summary: TrialSummary) -> str:
     """The metrics without a mean, because they have no meaning in a session; empty if there are none."""
     titles = [
-        SESSION_METRICS[name].partition(" (")[0]
+        SESSION_METRICS[name]
         for name in RATIOS_OF_STRENGTH
         if summary["mean"][name] is None and any(each[name] is not None for each in summary["sessions"])
     ]

@@ -8,6 +8,7 @@ from optuna.trial import Trial, TrialState
 from jaxrl_atari.config import Config, set_fields
 from jaxrl_atari.errors import Stopped
 from jaxrl_atari.output import say
+from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.searches import FAILURE, RETURN_MEAN
 from jaxrl_atari.report.summary import read_run, trial_summary
 from jaxrl_atari.runs.layout import trial_number
@@ -42,7 +43,7 @@ class StudyWriter(Writer):
 
 
 def train_trial(run_dir: Path) -> None:
-    """Trains the sessions of a trial one after the other, and tells the study how the trial has ended.
+    """Trains the sessions of a trial one after the other, tells the study how it has ended, and writes its report.
 
     Only session 0 reports its log points. With ASHA, which compares them, it is the only session. A trial that
     ASHA stops writes its last checkpoint.
@@ -71,11 +72,12 @@ def train_trial(run_dir: Path) -> None:
                 stop_requested=lambda: study_writer.pruned,
             )
         except Stopped:
-            if study_writer.pruned:
-                return
-            raise
-    summary = trial_summary(read_run(run_dir))
-    score = summary["score"]
-    trial.set_user_attr(RETURN_MEAN, summary["mean"]["final_return_mean"])
-    state = TrialState.FAIL if score is None else TrialState.COMPLETE
-    trial.study.tell(trial, score, state)
+            if not study_writer.pruned:
+                raise
+    if not study_writer.pruned:
+        summary = trial_summary(read_run(run_dir))
+        score = summary["score"]
+        trial.set_user_attr(RETURN_MEAN, summary["mean"]["final_return_mean"])
+        trial.study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+    if config.log.graphs:
+        try_report(run_dir)

@@ -27,6 +27,7 @@ from jaxrl_atari.report.summary import trial_summary
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
+    REPORT_FILE,
     TRIAL_SUMMARY_FILE,
     has_session,
     is_run,
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             say(f"\n{read_results(directory, failures).to_markdown()}")  # before anything is saved, which may fail
             save()
             if plan.config.log.graphs:
-                try_report(directory)
+                _report(directory, plan, jobs)
     failed = {job.name: failures[job.folder] for job in jobs if job.folder in failures}
     raise_failures(failed, plan.total_sessions, directory, resume)
 
@@ -176,6 +177,18 @@ def _train(jobs: Sequence[Job], plan: SweepPlan, directory: Path, options: Optio
         else:
             slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
             run_jobs(jobs, on_end, slots=slots, parallel=parallel)
+
+
+def _report(directory: Path, plan: SweepPlan, jobs: Sequence[Job]) -> None:
+    """Writes the reports of the runs that have trained or have none yet, of the settings, and of all together."""
+    trained = {job.folder.parent for job in jobs}
+    for _, run_dir, _ in plan.trials(directory):
+        if run_dir.absolute() in trained or not (run_dir / REPORT_FILE).is_file():
+            try_report(run_dir)
+    if plan.vary:
+        for setting in plan.settings:
+            try_report(directory / setting)
+    try_report(directory)
 
 
 def save_all_results(directory: Path, failures: Mapping[Path, UserError]) -> None:

@@ -129,6 +129,8 @@ def make_suite(suite_dir, protocol="v5"):
 
 def test_the_page_of_a_suite_is_a_table_that_links_its_games(tmp_path):
     suite_dir = make_suite(tmp_path / "suite")
+    for game in ("Breakout", "Pong"):
+        write_report(suite_dir / game)
     page = Page(write_report(suite_dir))
     assert page.all("a", "href") == ["./Breakout/report.html", "./Pong/report.html"]
     assert all((suite_dir / link).is_file() for link in page.all("a", "href"))
@@ -154,6 +156,8 @@ def make_search(search_dir, failure="the loss became nan"):
 
 def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tmp_path):
     search_dir = make_search(tmp_path / "search")
+    for number in (0, 1):
+        write_report(search_dir / f"trial_{number}")
     page = Page(write_report(search_dir))
     assert page.all("a", "href") == ["./trial_0/report.html", "./trial_1/report.html"]
     assert all((search_dir / link).is_file() for link in page.all("a", "href"))
