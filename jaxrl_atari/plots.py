@@ -30,7 +30,7 @@ from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.searches import plot_search
 from jaxrl_atari.report.suites import Results, Suite, read_results, read_suite, save_results
-from jaxrl_atari.report.summary import Run, merge_runs, read_run, trial_summary
+from jaxrl_atari.report.summary import Run, merge_runs, read_run
 from jaxrl_atari.report.text import differences, summary_table
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     directories = (options.run_dir, *options.others)
     if options.merge is not None:
         merged = merge_runs([read_run(directory) for directory in directories], options.merge)
-        say(summary_table(trial_summary(merged)))
+        say(summary_table(merged))
         files = plot_run(merged, options.title)
     else:
         files = _plot_each_kind(options, directories)

@@ -18,7 +18,7 @@ from jaxrl_atari.export.onnx_model import NETWORKS, make_model
 from jaxrl_atari.export.programs import PLATFORMS, jax_program, run_jax, run_onnx
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.report.evaluations import evaluations
-from jaxrl_atari.report.summary import Run, trial_summary
+from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.files import write_file
@@ -102,7 +102,6 @@ def readme(policy: Policy, about: Mapping[str, Any], run: Run, memory_shapes: Se
         run: the run of the policy.
         memory_shapes: shapes of the arrays of the network's memory, without the batch.
     """
-    summary = trial_summary(run)
     evaluated = [each for each in evaluations(policy.session_dir) if each.get("env_steps") == policy.env_steps]
     template = jinja2.Template(README.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
     return template.render(
@@ -110,13 +109,14 @@ def readme(policy: Policy, about: Mapping[str, Any], run: Run, memory_shapes: Se
         algorithm=policy.config.algorithm,
         evaluation=evaluated[-1] if evaluated else None,
         has_onnx=policy.config.network.name in NETWORKS,
-        interval=interval_text(summary["session_scores"]),
+        interval=interval_text(run.summary["session_scores"]),
         number=number_text,
         platforms=PLATFORMS,
+        return_ma=run.return_ma_definition,
         run=run.path.absolute().name,
         session=policy.session_dir.name,
         shapes=" and ".join(" x ".join(map(str, shape)) for shape in memory_shapes),
-        summary=summary,
+        summary=run.summary,
         tolerance=TOLERANCE,
         trained_in=policy.network.dtype.name,
     )

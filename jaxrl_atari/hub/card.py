@@ -4,11 +4,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.report.evaluations import evaluations
-from jaxrl_atari.report.summary import Run, is_verified, trial_summary
+from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, sessions_text
 from jaxrl_atari.runs.layout import GRAPHS_FOLDER
+from jaxrl_atari.runs.reading import read_verification
 
 TEMPLATE = Path(__file__).with_name("card.md")
 """Jinja template of the card; the first block of metadata is `ModelCardData`'s."""
@@ -29,7 +31,7 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     config = run.config
-    summary = trial_summary(run)
+    summary = run.summary
     score_and_std = [value for value in (summary["score"], summary["score_std"]) if value is not None]
     score = " +/- ".join(f"{value:.2f}" for value in score_and_std)
     if run.protocol in ENVIRONMENTS:
@@ -55,24 +57,36 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
         algorithm=config.algorithm,
         checkpoint=checkpoint,
         checkpoints=checkpoints,
+        comparison_note=comparison_note(run.protocol),
         evaluation=_newest_evaluation(run),
         gae_lambda=config.resolved_gae_lambda,
         has_graph=(run.path / GRAPHS_FOLDER / "trial.png").is_file(),
         interval_text=interval_text,
         is_atari=is_atari,
-        left_out=left_out_text(summary),
+        left_out=left_out_text(run),
         name=Path(repo_id).name,
         num_envs=config.env.num_envs,
         number=number_text,
-        references=reference_rows(summary),
+        references=reference_rows(run),
         repo_id=repo_id,
+        return_ma=run.return_ma_definition,
         rules=config.env.rules,
         score=score or "unknown",
-        sessions=sessions_text(summary),
+        sessions=sessions_text(run),
         summary=summary,
-        verified=[path.name for path, table in run.tables.items() if is_verified(path, table)],
+        total_env_steps=config.total_env_steps,
+        verified=[path.name for path in run.tables if _is_verified(run, path)],
     )
     return str(card)
+
+
+def _is_verified(run: Run, session_dir: Path) -> bool:
+    """Whether `verify` has recomputed every row of a session's metrics.
+
+    A session may be verified while it trains, and then has rows that are not.
+    """
+    verification = read_verification(session_dir)
+    return verification is not None and verification.rows >= len(run.tables[session_dir]["env_steps"])
 
 
 def _newest_evaluation(run: Run) -> dict[str, Any] | None:

@@ -20,7 +20,7 @@ from jaxrl_atari.errors import require
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.score_statistics import CONFIDENCE
-from jaxrl_atari.report.summary import Run, trial_summary
+from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import left_out_text, sessions_text
 from jaxrl_atari.runs.columns import section_of, unit_of
@@ -249,12 +249,12 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], column: str, x
     """Draws a column of the trials of one panel."""
     lines = itertools.cycle(itertools.product(("-", "--", "-.", ":"), COLOURS))
     for (name, run), (style, colour) in zip(trials, lines, strict=False):
-        summary = trial_summary(run)
+        score, std = run.summary["score"], run.summary["score_std"]
         tables = [table for table in run.members.tables.values() if np.isfinite(table.get(column, np.nan)).any()]
-        label = f"{name}: {sessions_text(summary)}, score {number_text(summary['score'])}"
-        if summary["score_std"] is not None:
-            label += f" ± {number_text(summary['score_std'])}"
-        left_out = left_out_text(summary)
+        label = f"{name}: {sessions_text(run)}, score {number_text(score)}"
+        if std is not None:
+            label += f" ± {number_text(std)}"
+        left_out = left_out_text(run)
         if left_out:
             label += f"\n{left_out}"
         if tables and column == "return_ma" and len(trials) == 1:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_atari import __version__
+from jaxrl_atari.algorithms.dialects import dialect_text
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import NoLogPoint
 from jaxrl_atari.output import counted, say, try_to
@@ -22,7 +23,7 @@ from jaxrl_atari.report.evaluations import evaluations, played_at
 from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
 from jaxrl_atari.report.searches import plot_search, trials_table
 from jaxrl_atari.report.suites import read_results
-from jaxrl_atari.report.summary import Run, TrialSummary, read_run, trial_summary
+from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.report.tables import Section, cell_text, number_text, table_of
 from jaxrl_atari.report.text import (
     interval_text,
@@ -98,14 +99,14 @@ def try_report(directory: Path) -> None:
 def run_page(run: Run) -> Page:
     """The page of a run: score, graphs, sessions, evaluations, and the video of a game."""
     config = run.config
-    summary = trial_summary(run)
+    summary = run.summary
     badges = [
         f"protocol {run.protocol}",
-        sessions_text(summary),
+        sessions_text(run),
         f"{config.total_env_steps:,} env steps each",
         f"seeds {', '.join(str(each['seed']) for each in summary['sessions'])}",
         f"λ of GAE {config.resolved_gae_lambda:g}",
-        f"dialect {summary['dialect']}",
+        f"dialect {dialect_text(config)}",
     ]
     if not summary["complete"]:
         reached = np.mean([table["env_steps"][-1] for table in run.tables.values()])
@@ -114,9 +115,9 @@ def run_page(run: Run) -> Page:
     *session_graphs, trial_graph = _svg(plot_run(run))
     devices = {run.session_name(path): latest_meta(path).get("device", "") for path in run.tables}
     sections = [
-        _score_section(run, summary),
+        _score_section(run),
         Section("Learning", graphs=[trial_graph]),
-        Section("Sessions", metric_table(summary), graphs=session_graphs),
+        Section("Sessions", metric_table(run), graphs=session_graphs),
         _evaluation_section(run),
         *_video_sections(run),
         *_settings_sections(config, run.description, devices),
@@ -125,17 +126,17 @@ def run_page(run: Run) -> Page:
     return Page(run.game.name + name, badges, sections)
 
 
-def _score_section(run: Run, summary: TrialSummary) -> Section:
-    facts = dict(reference_rows(summary))
+def _score_section(run: Run) -> Section:
+    facts = dict(reference_rows(run))
     for path, table in run.tables.items():
         verified = read_verification(path)
         if verified is not None:
             rows = f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}"
             facts[f"{run.session_name(path)} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
-    score = "" if summary["score"] is None else number_text(summary["score"])
+    score = run.summary["score"]
     chosen_by = "evaluation" if run.config.evaluation.every_env_steps else "mean return of the last 100 games"
-    notes = [*score_notes(summary), f"best checkpoint of a session: the one with the highest {chosen_by}"]
-    return Section("Score", notes=notes, score=score, facts=facts)
+    notes = [*score_notes(run), f"best checkpoint of a session: the one with the highest {chosen_by}"]
+    return Section("Score", notes=notes, score="" if score is None else number_text(score), facts=facts)
 
 
 def _evaluation_section(run: Run) -> Section:

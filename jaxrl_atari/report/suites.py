@@ -24,7 +24,7 @@ from jaxrl_atari.report.score_statistics import (
     estimate,
     share_statistic,
 )
-from jaxrl_atari.report.summary import Run, read_run, trial_summary
+from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.report.tables import Section, Table
 from jaxrl_atari.report.text import differences, left_out_text
 from jaxrl_atari.runs.description import read_config, read_games
@@ -80,7 +80,9 @@ INTERVALS_NOTE = (
 )
 """Explanation below tables of statistics."""
 
-NO_STATISTICS_NOTE = "No statistics: they need a game that is complete in every suite, under one protocol, and that has reference scores."
+NO_STATISTICS_NOTE = (
+    "No statistics: they need a game that has reference scores and is complete in every suite, under one protocol."
+)
 
 NORMALISATIONS = {"human-normalised": human_normalised, "ratio": reference_normalised}
 """Name of a normalisation -> its function of scores and a game."""
@@ -108,9 +110,7 @@ class Suite(NamedTuple):
 
         A game counts if it is complete and every session has a score.
         """
-        scores = {
-            game: trial_summary(run)["session_scores"] for game, run in self.runs.items() if run.is_complete()
-        }
+        scores = {game: run.summary["session_scores"] for game, run in self.runs.items() if run.is_complete()}
         return {game: found for game, found in scores.items() if len(found) == self.config.sessions}
 
 
@@ -149,10 +149,10 @@ def game_row(suite: Suite, game: str) -> dict[str, Any]:
     run = suite.runs.get(game)
     is_complete = run is not None and run.is_complete()
     if run is not None:
-        summary = trial_summary(run)
+        summary = run.summary
         mean = summary["mean"]
         low, high = summary["score_interval"] or (None, None)
-        parts = ["complete" if is_complete else "not complete", left_out_text(summary)]
+        parts = ["complete" if is_complete else "not complete", left_out_text(run)]
         row |= {
             "gae_lambda": run.config.resolved_gae_lambda,
             "sessions": len(summary["sessions"]),

@@ -8,10 +8,8 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from jaxrl_atari.algorithms.dialects import dialect_text
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs.games import Game, game_under
-from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.errors import ConfigError, require
 from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
@@ -35,7 +33,6 @@ from jaxrl_atari.runs.reading import (
     Table,
     read_early_end,
     read_sessions,
-    read_verification,
     require_own_seed,
 )
 
@@ -91,6 +88,11 @@ class Run:
         """The sessions that count; see `choose_members`."""
         return choose_members(self)
 
+    @cached_property
+    def summary(self) -> "TrialSummary":
+        """The metrics of the trial; see `trial_summary`."""
+        return trial_summary(self)
+
 
 def read_run(run_dir: Path, suite: Config | None = None) -> Run:
     """Reads a run.
@@ -106,17 +108,18 @@ def read_run(run_dir: Path, suite: Config | None = None) -> Run:
     if suite is not None:
         config = replace(config, sessions=suite.sessions, total_env_steps=suite.total_env_steps)
     tables = read_sessions(run_dir, config.sessions)
-    ends = {path: read_early_end(path) for path in tables}
+    early_ends = {}
     for path in tables:
         require_own_seed(config, path)
+        end = read_early_end(path)
+        if end is not None and end.holds_under(config.total_env_steps):
+            early_ends[path] = end
     return Run(
         path=run_dir,
         config=config,
         tables=tables,
         description=read_json(run_dir / CONFIG_FILE),
-        early_ends={
-            path: end for path, end in ends.items() if end is not None and end.holds_under(config.total_env_steps)
-        },
+        early_ends=early_ends,
         seeds={path: config.seed + session_number(path) for path in tables},
     )
 
@@ -145,15 +148,6 @@ def merge_runs(runs: Sequence[Run], path: Path) -> Run:
         merged.early_ends.update(run.early_ends)
     sessions = sum(run.config.sessions for run in runs)
     return replace(merged, config=replace(first.config, sessions=sessions))
-
-
-def is_verified(session_dir: Path, table: Table) -> bool:
-    """Whether `verify` has recomputed every row of a session's metrics.
-
-    A session may be verified while it trains, and then has rows that are not.
-    """
-    verification = read_verification(session_dir)
-    return verification is not None and verification.rows >= len(table["env_steps"])
 
 
 class Members(NamedTuple):
@@ -197,13 +191,6 @@ class TrialSummary(TypedDict):
     name: str
     game: str
     protocol: str
-    gae_lambda: float
-    dialect: str
-    comparison_note: str | None  # why there are no reference scores
-    return_ma: str  # its definition
-    seed: int
-    planned_sessions: int
-    planned_env_steps: int
     complete: bool  # whether every session has finished
     unfinished_games: str | None  # what is known of the games in progress, if no game has finished
     stopped: dict[str, dict[str, Any]]  # session that `stop` of `run_training` has ended -> `env_steps`, `reason`
@@ -212,7 +199,6 @@ class TrialSummary(TypedDict):
     session_scores: list[float]  # the final `return_ma` of each member that has finished a game
     score_std: float | None  # None for a single score
     score_interval: tuple[float, float] | None
-    references: list[dict[str, Any]]  # the fields of each `Reference` that is shown beside the score
     reference_normalised_score: float | None
     human_normalised_score: float | None
     mean: dict[str, float | None]  # metric -> mean over the members; None if a member lacks the metric
@@ -246,7 +232,6 @@ def trial_summary(run: Run) -> TrialSummary:
 
     Its `consistency` is over the log points at which every member has a finished game.
     """
-    config = run.config
     game = run.game
     members = run.members
     sessions: list[dict[str, Any]] = [
@@ -267,16 +252,9 @@ def trial_summary(run: Run) -> TrialSummary:
         shared = returns[:, np.isfinite(returns).all(axis=0)]
         means["consistency"] = known_float(consistency(shared - random_score(game)))
     return TrialSummary(
-        name=config.name,
+        name=run.config.name,
         game=game.name,
         protocol=run.protocol,
-        gae_lambda=config.resolved_gae_lambda,
-        dialect=dialect_text(config),
-        comparison_note=comparison_note(run.protocol),
-        return_ma=run.return_ma_definition,
-        seed=config.seed,
-        planned_sessions=config.sessions,
-        planned_env_steps=config.total_env_steps,
         complete=run.is_complete(),
         unfinished_games=unfinished_games(run) if score is None else None,
         stopped={
@@ -288,7 +266,6 @@ def trial_summary(run: Run) -> TrialSummary:
         session_scores=scores,
         score_std=stds["final_return_ma"],
         score_interval=score_interval(scores),
-        references=[reference._asdict() for reference in game.shown_references],
         reference_normalised_score=reference_normalised(score, game),
         human_normalised_score=human_normalised(score, game),
         mean=means,

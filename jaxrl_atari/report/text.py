@@ -1,13 +1,15 @@
-"""Scores and the summary of a trial (`summary.TrialSummary`) as text, for terminals, Markdown and pages."""
+"""Scores and the summary of a trial as text, for terminals, Markdown and pages."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from jaxrl_atari.algorithms.dialects import dialect_text
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import RATIOS_OF_STRENGTH, SESSION_METRICS
 from jaxrl_atari.report.score_statistics import CONFIDENCE, difference, score_interval
-from jaxrl_atari.report.summary import Run, TrialSummary, trial_summary
+from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import Table, number_text
 
 
@@ -19,9 +21,10 @@ def interval_text(scores: Sequence[float]) -> str:
     return f"2 sessions: {number_text(scores[0])} and {number_text(scores[1])}" if len(scores) == 2 else ""
 
 
-def left_out_text(summary: TrialSummary) -> str:
+def left_out_text(run: Run) -> str:
     """The sessions left out and why, and where unfinished ones are compared; empty if there is nothing to say."""
     parts = []
+    summary = run.summary
     if summary["left_out"]:
         named = [f"{each['session'].replace('_', ' ')} ({each['reason']})" for each in summary["left_out"]]
         parts.append(f"left out: {', '.join(named)}")
@@ -32,45 +35,38 @@ def left_out_text(summary: TrialSummary) -> str:
     return "; ".join(parts)
 
 
-def sessions_text(summary: TrialSummary) -> str:
+def sessions_text(run: Run) -> str:
     """The number of sessions that count, as text: `4 sessions`, or `3 of 4 sessions` if one is left out."""
-    members = len(summary["sessions"])
-    total = members + len(summary["left_out"])
+    members = len(run.members.tables)
+    total = members + len(run.members.left_out)
     return counted(members, "session") if members == total else f"{members} of {counted(total, 'session')}"
 
 
-def own_settings(summary: TrialSummary) -> str:
-    """The settings of a run as they are shown beside reference scores, which may have been made with others.
-
-    An example is `v5, 10,000,000 env steps, λ 0.95, dialect sb3`.
-    """
-    steps = f"{summary['planned_env_steps']:,} env steps"
-    return f"{summary['protocol']}, {steps}, λ {summary['gae_lambda']:g}, dialect {summary['dialect']}"
-
-
-def reference_rows(summary: TrialSummary) -> list[list[str]]:
+def reference_rows(run: Run) -> list[list[str]]:
     """Rows (source, score): the run's own score, the reference scores, and the run's normalised scores.
 
     A source names its protocol, env steps and lambda, so that readers see the differences. Empty without
     references.
     """
-    if not summary["references"]:
+    if not run.game.shown_references:
         return []
-    rows = [[f"this run ({own_settings(summary)})", number_text(summary["score"])]]
-    for each in summary["references"]:
-        text = number_text(each["score"])
-        if each["std"]:
-            text += f" ± {number_text(each['std'])}"
-        rows.append([each["source"], text])
+    config = run.config
+    settings = f"{run.protocol}, {config.total_env_steps:,} env steps, λ {config.resolved_gae_lambda:g}"
+    own = f"this run ({settings}, dialect {dialect_text(config)})"
+    rows = [[own, number_text(run.summary["score"])]]
+    for each in run.game.shown_references:
+        spread = f" ± {number_text(each.std)}" if each.std else ""
+        rows.append([each.source, f"{number_text(each.score)}{spread}"])
     normalised = {
-        "(score - random) / (first reference - random)": summary["reference_normalised_score"],
-        "(score - random) / (human - random), both as in DQN Zoo": summary["human_normalised_score"],
+        "(score - random) / (first reference - random)": run.summary["reference_normalised_score"],
+        "(score - random) / (human - random), both as in DQN Zoo": run.summary["human_normalised_score"],
     }
     return rows + [[formula, number_text(value)] for formula, value in normalised.items() if value is not None]
 
 
-def metric_table(summary: TrialSummary) -> Table:
+def metric_table(run: Run) -> Table:
     """The known metrics, the score first: title, mean and std over the sessions, and the value of each session."""
+    summary = run.summary
     columns = {"mean": summary["mean"], "std": summary["std"]}
     columns |= {session["session"].replace("_", " "): session for session in summary["sessions"]}
     rows = []
@@ -81,8 +77,9 @@ def metric_table(summary: TrialSummary) -> Table:
     return Table({"metric": "", **{column: column for column in columns}}, rows)
 
 
-def no_mean_text(summary: TrialSummary) -> str:
+def no_mean_text(run: Run) -> str:
     """The metrics without a mean, because they have no meaning in a session; empty if there are none."""
+    summary = run.summary
     titles = [
         SESSION_METRICS[name]
         for name in RATIOS_OF_STRENGTH
@@ -100,7 +97,7 @@ def differences(runs: Sequence[tuple[str, Run]]) -> list[str]:
     first: dict[tuple[str, str], tuple[str, list[float]]] = {}
     sentences = []
     for name, run in runs:
-        scores = trial_summary(run)["session_scores"]
+        scores = run.summary["session_scores"]
         other, others = first.setdefault((run.game.name, run.protocol), (name, scores))
         if name != other and scores and others:
             sentences.append(f"{run.game.name}: {name} - {other}: {_difference_text(scores, others)}")
@@ -125,31 +122,29 @@ def _difference_text(scores: Sequence[float], others: Sequence[float]) -> str:
     return f"{text}not distinguishable with {counts}; {needed} each would find a difference of this size"
 
 
-def score_notes(summary: TrialSummary) -> list[str]:
+def score_notes(run: Run) -> list[str]:
     """What there is to say of the score of a trial: what it is, which sessions it leaves out, and its interval."""
     ends = [
         f"{session.replace('_', ' ')} ended at {ended['env_steps']:,} env steps: {ended['reason']}"
-        for session, ended in summary["stopped"].items()
+        for session, ended in run.summary["stopped"].items()
     ]
     notes = [
         *ends,
-        summary["unfinished_games"],
-        f"score: return_ma at the end, the {summary['return_ma']}",
-        left_out_text(summary),
-        no_mean_text(summary),
-        interval_text(summary["session_scores"]),
-        summary["comparison_note"],
+        run.summary["unfinished_games"],
+        f"score: return_ma at the end, the {run.return_ma_definition}",
+        left_out_text(run),
+        no_mean_text(run),
+        interval_text(run.summary["session_scores"]),
+        comparison_note(run.protocol),
     ]
     return [note for note in notes if note]
 
 
-def summary_table(summary: TrialSummary) -> str:
+def summary_table(run: Run) -> str:
     """The text printed at the end of a trial: the table of metrics, notes, and reference scores."""
-    budget = f"{summary['planned_env_steps']:,} env steps each"
-    settings = f"protocol {summary['protocol']}, {sessions_text(summary)}, {budget}"
-    heading = f"{summary['name']}: {summary['game']}, {settings}"
-    if not summary["complete"]:
+    budget = f"{run.config.total_env_steps:,} env steps each"
+    heading = f"{run.config.name}: {run.game.name}, protocol {run.protocol}, {sessions_text(run)}, {budget}"
+    if not run.summary["complete"]:
         heading += " (not complete)"
-    references = [f"{source}: {score}" for source, score in reference_rows(summary)]
-    table = metric_table(summary).to_markdown()
-    return "\n".join([heading, "", table, "", *score_notes(summary), *references])
+    references = [f"{source}: {score}" for source, score in reference_rows(run)]
+    return "\n".join([heading, "", metric_table(run).to_markdown(), "", *score_notes(run), *references])

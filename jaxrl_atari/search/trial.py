@@ -10,7 +10,7 @@ from jaxrl_atari.errors import Stopped
 from jaxrl_atari.output import say
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.searches import FAILURE, RETURN_MEAN
-from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.layout import trial_number
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 from jaxrl_atari.search.space import read_search
@@ -75,7 +75,7 @@ def train_trial(run_dir: Path) -> None:
             if not study_writer.pruned:
                 raise
     if not study_writer.pruned:
-        summary = trial_summary(read_run(run_dir))
+        summary = read_run(run_dir).summary
         score = summary["score"]
         trial.set_user_attr(RETURN_MEAN, summary["mean"]["final_return_mean"])
         trial.study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)

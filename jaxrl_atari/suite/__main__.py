@@ -23,7 +23,6 @@ from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import read_results, save_results
-from jaxrl_atari.report.summary import trial_summary
 from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
@@ -199,7 +198,7 @@ def save_all_results(directory: Path, failures: Mapping[Path, UserError]) -> Non
     """
     results = read_results(directory, failures)
     for _, run in results.curves():
-        write_json(run.path / TRIAL_SUMMARY_FILE, trial_summary(run))
+        write_json(run.path / TRIAL_SUMMARY_FILE, run.summary)
     if is_sweep(directory):
         for suite in results.suites.values():
             save_results(read_results(suite.path, failures), suite.path)

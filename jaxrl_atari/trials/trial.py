@@ -15,7 +15,7 @@ from jaxrl_atari.hardware import distributed
 from jaxrl_atari.imports import pass_on_script
 from jaxrl_atari.output import say, say_changes, say_traceback
 from jaxrl_atari.report.page import try_report
-from jaxrl_atari.report.summary import TrialSummary, read_run, trial_summary
+from jaxrl_atari.report.summary import TrialSummary, read_run
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
@@ -227,7 +227,7 @@ def _summary_if_stopped(config: Config, run_dir: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as interrupt:
         with contextlib.suppress(OSError, UserError):  # no session has a log point, or the metrics cannot be read
-            write_json(run_dir / TRIAL_SUMMARY_FILE, trial_summary(read_run(run_dir)))
+            write_json(run_dir / TRIAL_SUMMARY_FILE, read_run(run_dir).summary)
         text = "stopped; every session has finished"
         if unfinished_sessions(config, run_dir):
             text = f"stopped; go on with {resume_command('train', run_dir)}"
@@ -243,13 +243,13 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, Us
     """
     resume = resume_command("train", run_dir)
     try:
-        summary = trial_summary(read_run(run_dir))
+        run = read_run(run_dir)
     except UserError:
         raise_failures(failures, config.sessions, run_dir, resume)
         raise
-    say(f"\n{summary_table(summary)}")
-    write_json(run_dir / TRIAL_SUMMARY_FILE, summary)
+    say(f"\n{summary_table(run)}")
+    write_json(run_dir / TRIAL_SUMMARY_FILE, run.summary)
     if config.log.graphs:
         try_report(run_dir)
     raise_failures(failures, config.sessions, run_dir, resume)
-    return summary
+    return run.summary

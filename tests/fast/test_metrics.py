@@ -10,8 +10,8 @@ from sample_runs import table, write_checkpoint, write_run
 from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
-from jaxrl_atari.report.summary import read_run, trial_summary
-from jaxrl_atari.report.text import summary_table
+from jaxrl_atari.report.summary import read_run
+from jaxrl_atari.report.text import score_notes, summary_table
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -118,7 +118,7 @@ def test_trial_aggregation(tmp_path):
 
     def trial(*returns):
         path = tmp_path / str(len(list(tmp_path.iterdir())))
-        return trial_summary(read_run(write_run(path, [table(np.array(each) + random) for each in returns])))
+        return read_run(write_run(path, [table(np.array(each) + random) for each in returns])).summary
 
     two, alone, half = trial([10, 30], [30, 70, 110]), trial([10, 30]), trial([NAN, NAN], [10, 30])
     empty, three = trial([NAN]), trial([10], [20], [30])
@@ -140,11 +140,12 @@ def test_trial_aggregation(tmp_path):
 def test_strength_is_a_mean_over_all_sessions_and_a_ratio_without_a_meaning_has_none(tmp_path):
     random = GAMES["Qbert"].random.score
     tables = [table(np.array([10, 30]) + random), table(np.array([-20, -60]) + random)]
-    summary = trial_summary(read_run(write_run(tmp_path / "run", tables, total_env_steps=200)))
+    run = read_run(write_run(tmp_path / "run", tables, total_env_steps=200))
+    summary = run.summary
     assert summary["mean"]["strength"] == pytest.approx((20 - 40) / 2)
     assert summary["mean"]["stability"] is summary["mean"]["sample_efficiency"] is None
     text = "no mean of sample efficiency, training efficiency, stability: a session is no better than random play"
-    assert text in summary_table(summary).splitlines()
+    assert text in summary_table(run).splitlines()
 
 
 # Texts and files.
@@ -152,23 +153,25 @@ def test_strength_is_a_mean_over_all_sessions_and_a_ratio_without_a_meaning_has_
 
 def test_the_trial_summary_is_json_and_printed(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([1000, 2000, 3000, 4000]), table([2000, 3000, 4000, 5000])])
-    summary = trial_summary(read_run(run_dir))
+    run = read_run(run_dir)
+    summary = run.summary
     assert json.loads(json.dumps(summary)) == summary  # as in trial.json
     assert (summary["game"], summary["protocol"], summary["complete"]) == ("Qbert", "v5", True)
-    lines = [" ".join(line.replace("|", "").split()) for line in summary_table(summary).splitlines()]
+    lines = [" ".join(line.replace("|", "").split()) for line in summary_table(run).splitlines()]
     assert "score 3,000 707.11 2,500 3,500" in lines
 
 
 def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
     run_dir = write_run(tmp_path / "run", [table([10.0, 20.0])], game="PongNoFrameskip-v4")
-    summary = trial_summary(read_run(run_dir))
-    references = {each["source"].split(" (")[0]: each["score"] for each in summary["references"]}
+    run = read_run(run_dir)
+    shown = run.game.shown_references
+    references = {each.source.split(" (")[0]: each.score for each in shown}
     assert references["SLM Lab v4's PPO"] == 20.58
     assert references["CleanRL's PPO"] == pytest.approx(20.38, abs=0.5)
-    assert all("classic" in each["source"] for each in summary["references"] if "DQN Zoo" not in each["source"])
-    random, (first, *_) = game_under("Pong", "classic").random, summary["references"]
-    ratio = (15 - random.score) / (first["score"] - random.score)
-    assert summary["reference_normalised_score"] == pytest.approx(ratio)
+    assert all("classic" in each.source for each in shown if "DQN Zoo" not in each.source)
+    random = game_under("Pong", "classic").random
+    ratio = (15 - random.score) / (shown[0].score - random.score)
+    assert run.summary["reference_normalised_score"] == pytest.approx(ratio)
     assert random.score == pytest.approx(-20.5, abs=0.5)
 
 
@@ -176,16 +179,15 @@ def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
 def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, rules):
     run = read_run(write_run(tmp_path / "run", [table([1000, 2000])]))
     run = replace(run, config=replace(run.config, env=replace(run.config.env, **rules)))
-    summary = trial_summary(run)
-    assert summary["references"] == []
-    assert summary["reference_normalised_score"] is summary["human_normalised_score"] is None
-    assert f"({run.protocol})" in summary["comparison_note"]
+    assert not run.game.shown_references
+    assert run.summary["reference_normalised_score"] is run.summary["human_normalised_score"] is None
+    assert any(f"({run.protocol})" in note for note in score_notes(run))
 
 
 def test_a_running_trial_is_not_complete_and_names_what_is_left_out(tmp_path, caplog):
     run_dir = write_run(tmp_path / "run", [table([1, 2, 3, 4]), table([2, 3]), table([1])])
     (run_dir / "session_2" / "metrics.csv").unlink()
-    summary = trial_summary(read_run(run_dir))
+    summary = read_run(run_dir).summary
     assert not summary["complete"]
     assert [each["session"] for each in summary["sessions"]] == ["session_0"]
     assert summary["session_scores"] == [2.5]
@@ -201,11 +203,11 @@ def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
     file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": 400}))
     run = read_run(run_dir)
     file.unlink()
-    summary = trial_summary(run)
+    summary = run.summary
     assert (summary["complete"], summary["stopped"]) == (
         True, {"session_0": {"env_steps": 200, "reason": "enough"}}
     )  # fmt: skip
-    assert not trial_summary(read_run(run_dir))["complete"]
+    assert not read_run(run_dir).summary["complete"]
     file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": 400}))
     larger = read_run(run_dir, replace(run.config, total_env_steps=800))
     assert not larger.is_complete(), "a larger budget is not spent"
@@ -215,10 +217,10 @@ def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
 
 def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_been(tmp_path):
     tables = [table([10, 20, 30]), table([30, 40]), table([5])]
-    summary = trial_summary(read_run(write_run(tmp_path / "run", tables, total_env_steps=10_000)))
+    summary = read_run(write_run(tmp_path / "run", tables, total_env_steps=10_000)).summary
     assert summary["session_scores"] == [15, 35]  # return_ma at 200 env steps
     assert summary["left_out"] == [{"session": "session_2", "reason": "unfinished, at 100 of 10,000 env steps"}]
     late = [table([5, 7]), table([NAN, NAN, 30])]  # no game of the second had ended at 200 env steps
-    summary = trial_summary(read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)))
+    summary = read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)).summary
     assert summary["session_scores"] == [6]
     assert summary["left_out"] == [{"session": "session_1", "reason": "no finished game up to 200 env steps"}]

@@ -14,7 +14,7 @@ from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub.__main__ import main as hub_command
 from jaxrl_atari.hub.files import fill_repository
 from jaxrl_atari.imports import IMPORTS_VARIABLE
-from jaxrl_atari.report.summary import read_run, trial_summary
+from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
@@ -186,7 +186,7 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
     describe_as(run_dir, {})
     metadata, text = card(run_dir)
     (result,) = metadata["model-index"][0]["results"]
-    summary = trial_summary(read_run(run_dir))
+    summary = read_run(run_dir).summary
     score = result["metrics"][0]["value"]
     assert score == f"{summary['score']:.2f} +/- {summary['score_std']:.2f}"
     assert f"**Score {score}**" in text
