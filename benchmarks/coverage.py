@@ -26,16 +26,12 @@ from jaxrl_atari.report.score_statistics import (
     UPPER_QUANTILE,
     Statistic,
     estimate,
-    share_statistic,
 )
 
 TRUE_SESSIONS = 2000
 
-PROFILE_POINT = share_statistic(1.0)._replace(title="profile at τ = 1")
-
 MEASURED: dict[str, tuple[Statistic, tuple[float, ...]]] = {
     **{statistic.title: (statistic, (0.0,)) for statistic in STATISTICS.values()},
-    PROFILE_POINT.title: (PROFILE_POINT, (0.0,)),
     IMPROVEMENT.title: (IMPROVEMENT, (0.0, 0.5)),
 }
 """Title -> the statistic, and by how many standard deviations the scores of each of its suites are higher."""

@@ -27,7 +27,7 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
 from jaxrl_atari.errors import MetricsError, UserError, require
 from jaxrl_atari.output import say
-from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_profiles, plot_run
+from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
 from jaxrl_atari.report.searches import plot_search
 from jaxrl_atari.report.suites import Results, Suite, read_results, read_suite, save_results
 from jaxrl_atari.report.summary import Run, merge_runs, read_run
@@ -119,8 +119,6 @@ def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]
         comparison = Results(" and ".join(suites), suites)
         save_results(comparison, output, "comparison")
         say(comparison.sections()[-1].to_markdown())
-        if comparison.statistics:
-            files += plot_profiles(comparison.statistics, output)
     return files
 
 

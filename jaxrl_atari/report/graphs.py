@@ -1,4 +1,4 @@
-"""Graphs of sessions, trials, comparisons of trials, and suites, each as PNG and SVG.
+"""Graphs of sessions, trials and comparisons of trials, each as PNG and SVG.
 
 matplotlib is imported only when something is drawn, without pyplot. It draws with Agg, whatever back end the user
 has configured.
@@ -8,8 +8,7 @@ import contextlib
 import io
 import itertools
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,9 +16,7 @@ import numpy as np
 
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.errors import require
-from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import align_sessions, sample_std
-from jaxrl_atari.report.score_statistics import CONFIDENCE
 from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import left_out_text, sessions_text
@@ -53,12 +50,8 @@ X_AXES: dict[XAxis, tuple[str, float]] = {"env steps": ("env_steps", 1), "hours"
 @contextlib.contextmanager
 def default_style() -> Iterator[None]:
     """Draws a block or a decorated function in the style of graphs.mplstyle, whatever the user has configured."""
-    # A notebook exports its back end to `!python`, where matplotlib may not find it and then fails.
-    backend = os.environ.pop("MPLBACKEND", None)
     import matplotlib.style
 
-    if backend is not None:
-        os.environ["MPLBACKEND"] = backend
     with matplotlib.style.context(Path(__file__).with_suffix(".mplstyle"), after_reset=True):
         yield
 
@@ -100,9 +93,6 @@ def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_e
     if axes.get_xlim()[1] >= 1000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
-    low, high = axes.dataLim.intervaly
-    if low == high:  # matplotlib would invent a scale around the single value
-        axes.set_yticks([low])
     axes.set(xlabel=x_label, ylabel=y_label)
 
 
@@ -263,28 +253,3 @@ def _draw_trials(axes: "Axes", trials: Sequence[tuple[str, Run]], column: str, x
             _draw_mean(axes, tables, column, x, linewidth=2.2, color=colour, linestyle=style, label=label)
         else:  # in the legend alone
             axes.plot([], [], color=colour, linestyle=style, label=f"{name}: no value yet")
-
-
-@default_style()
-def plot_profiles(statistics: Sequence[Mapping[str, Any]], output: Path) -> list[Path]:
-    """Draws performance profiles into suites.png and .svg, with bands of their intervals; returns the files.
-
-    Args:
-        statistics: rows as of `suite_statistics`. Those of the first normalisation are drawn.
-    """
-    normalisation = statistics[0]["normalisation"]
-    figure = new_figure("performance profile", 9, 6)
-    axes = figure.add_subplot()
-    drawn = [row for row in statistics if row["normalisation"] == normalisation]
-    for row, colour in zip(drawn, itertools.cycle(COLOURS), strict=False):
-        thresholds, shares = zip(*row["profile"], strict=True)
-        label = f"{row['suite']}: {counted(row['games'], 'game')}"
-        axes.plot(thresholds, [share.value for share in shares], color=colour, linewidth=2, label=label)
-        low, high = zip(*(share.interval or (np.nan, np.nan) for share in shares), strict=True)
-        if np.isfinite(low).any():
-            axes.fill_between(thresholds, low, high, color=colour, alpha=0.2, linewidth=0)
-            figure.suptitle(f"performance profile, {CONFIDENCE:.0%} intervals")
-    finish_axes(axes, f"{normalisation} score τ", "share of sessions with score > τ")
-    axes.set_ylim(-0.02, 1.02)  # a share, also where all are 0
-    axes.legend()
-    return save_figure(figure, output, "suites")

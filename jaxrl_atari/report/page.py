@@ -12,15 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxrl_atari import __version__
 from jaxrl_atari.algorithms.dialects import dialect_text
 from jaxrl_atari.config import Config, flat
 from jaxrl_atari.errors import NoLogPoint
 from jaxrl_atari.output import counted, say, try_to
 from jaxrl_atari.report.evaluations import evaluations, played_at
-from jaxrl_atari.report.graphs import plot_comparison, plot_profiles, plot_run
+from jaxrl_atari.report.graphs import plot_comparison, plot_run
 from jaxrl_atari.report.searches import plot_search, trials_table
 from jaxrl_atari.report.suites import read_results
 from jaxrl_atari.report.summary import Run, read_run
@@ -109,9 +107,7 @@ def run_page(run: Run) -> Page:
         f"dialect {dialect_text(config)}",
     ]
     if not summary["complete"]:
-        reached = np.mean([table["env_steps"][-1] for table in run.tables.values()])
-        begun = f"{len(run.tables)} of {counted(config.sessions, 'session')} begun"
-        badges.append(f"not complete: mean {reached:,.0f} env steps so far, {begun}")
+        badges.append("not complete")
     *session_graphs, trial_graph = _svg(plot_run(run))
     devices = {run.session_name(path): latest_meta(path).get("device", "") for path in run.tables}
     sections = [
@@ -173,11 +169,7 @@ def _video_sections(run: Run) -> list[Section]:
 def results_page(directory: Path) -> Page:
     """The page of a suite or a sweep: the table of its games, statistics over games, and graphs."""
     results = read_results(directory)
-    graphs = []
-    if results.statistics:
-        graphs += plot_profiles(results.statistics, directory / GRAPHS_FOLDER)
-    if results.curves():
-        graphs += plot_comparison(results.curves(), directory / GRAPHS_FOLDER)
+    graphs = plot_comparison(results.curves(), directory / GRAPHS_FOLDER) if results.curves() else []
     if is_sweep(directory):
         file = SWEEP_FILE
         parts = [*results.suites]

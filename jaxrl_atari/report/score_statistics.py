@@ -23,7 +23,6 @@ Two trials of one game are compared by Welch's t test (`difference`).
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -76,11 +75,6 @@ def shortfalls(scores: np.ndarray) -> np.ndarray:
     return 1.0 - np.minimum(scores, 1.0).mean(axis=-2)
 
 
-def shares_above(scores: np.ndarray, threshold: float) -> np.ndarray:
-    """Share of the scores of each game that are greater than the threshold `[..., M]`."""
-    return (scores > threshold).mean(axis=-2)
-
-
 def improvements(scores: np.ndarray, others: np.ndarray) -> np.ndarray:
     """P(x > y) + P(x = y) / 2 for each game `[..., M]`, over pairs of sessions x of `scores` and y of `others`."""
     pairs = np.sign(scores[..., :, None, :] - others[..., None, :, :])
@@ -110,11 +104,6 @@ STATISTICS = {
     "optimality_gap": Statistic("optimality gap", shortfalls, low=0),
 }
 """The aggregates over games by name. A smaller optimality gap is better."""
-
-
-def share_statistic(threshold: float) -> Statistic:
-    """A point of the performance profile: the share of all scores that are greater than the threshold."""
-    return Statistic("share above", partial(shares_above, threshold=threshold), low=0, high=1)
 
 
 IMPROVEMENT = Statistic("probability of improvement", improvements, low=0, high=1)

@@ -22,7 +22,6 @@ from jaxrl_atari.report.score_statistics import (
     IMPROVEMENT,
     STATISTICS,
     estimate,
-    share_statistic,
 )
 from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.report.tables import Section, Table
@@ -110,8 +109,11 @@ class Suite(NamedTuple):
 
         A game counts if it is complete and every session has a score.
         """
-        scores = {game: run.summary["session_scores"] for game, run in self.runs.items() if run.is_complete()}
-        return {game: found for game, found in scores.items() if len(found) == self.config.sessions}
+        return {
+            game: run.summary["session_scores"]
+            for game, run in self.runs.items()
+            if run.summary["complete"] and len(run.summary["session_scores"]) == self.config.sessions
+        }
 
 
 def read_suite(suite_dir: Path, failures: Mapping[Path, UserError] | None = None) -> Suite:
@@ -212,13 +214,13 @@ STATISTICS_COLUMNS = {
     **{name: statistic.title for name, statistic in STATISTICS.items()},
     "improvement": "P(improvement over the first)",
 }
-"""Column of the table of statistics -> its title. In JSON, a row also has the `profile`."""
+"""Column of the table of statistics -> its title."""
 
 
 def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[dict[str, Any]]:
     """The statistics of each suite under each normalisation: rows of the table of statistics.
 
-    A statistic is an `Estimate`. `profile` has thresholds, ascending, each with the share of the scores above it.
+    A statistic is an `Estimate`.
     """
     rows = []
     for normalisation, (games, by_suite) in by_normalisation.items():
@@ -228,10 +230,6 @@ def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[d
             row |= {key: estimate(statistic, scores) for key, statistic in STATISTICS.items()}
             if scores is not first:
                 row["improvement"] = estimate(IMPROVEMENT, scores, first)
-            thresholds = np.linspace(min(0.0, scores.min()), max(1.0, scores.max()), 51).tolist()
-            row["profile"] = [
-                (threshold, estimate(share_statistic(threshold), scores)) for threshold in thresholds
-            ]
             rows.append(row)
     return rows
 

@@ -14,7 +14,6 @@ from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import graphs
 from jaxrl_atari.report.searches import plot_search
-from jaxrl_atari.report.suites import NormalisedScores, suite_statistics
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import write_json
 
@@ -177,22 +176,6 @@ def test_a_comparison_draws_the_mean_return_ma(tmp_path, figures):
     left_out = "left out: session 0 (unfinished, at 200 of 400 env steps)"
     assert shown[f"c: 1 of 2 sessions, score 4\n{left_out}"] == [1, 2.5, 3, 4]
     assert shown["d: no value yet"] == []
-
-
-def test_a_profile_shows_shares_from_0_to_1_and_promises_only_the_intervals_that_it_draws(tmp_path, figures):
-    for sessions in (1, 3):
-        below = np.array([[-0.5, -0.1], [-0.4, -0.3], [-0.2, -0.2]])[:sessions]  # random play
-        scores = {"ratio": NormalisedScores(["Pong", "Qbert"], {"suite": below})}
-        graphs.plot_profiles(suite_statistics(scores), tmp_path)
-        axes = figures[-1].axes[0]
-        low, high = axes.get_ylim()
-        assert low < 0
-        assert high > 1
-        (line,) = axes.lines
-        thresholds, shares = np.array(line.get_xydata()).T
-        assert (thresholds[0], thresholds[-1]) == (below.min(), 1)
-        assert not shares[thresholds >= 0].any()
-        assert figures[-1].get_suptitle() == ("performance profile" + ", 95% intervals" * (sessions > 1))
 
 
 # The command.

@@ -313,7 +313,7 @@ def test_two_suites_are_compared(tmp_path, capsys):
     printed = capsys.readouterr().out
     # Pong: 0.5 of 4 pairs, Breakout: none.
     assert re.search(r"\| worse +\| human-normalised \| +2 \| .* 0.0625 \(0 to 0\.\d+\) \|", printed)
-    assert {path.stem for path in output.iterdir()} == {"comparison", "suites"}
+    assert {path.stem for path in output.iterdir()} == {"comparison"}
     compared = json.loads((output / "comparison.json").read_text())
     better, worse, *_ = compared["statistics"]
     assert (better["suite"], worse["suite"]) == ("better", "worse")
