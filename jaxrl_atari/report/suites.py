@@ -29,7 +29,6 @@ from jaxrl_atari.report.text import differences, left_out_text
 from jaxrl_atari.runs.description import read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_file, write_json
 from jaxrl_atari.runs.layout import (
-    RESULTS_FILE,
     SUITE_FILE,
     SWEEP_FILE,
     is_run,
@@ -97,7 +96,7 @@ class Suite(NamedTuple):
     config: Config
     games: list[str]  # the games of suite.json that ALE has
     runs: dict[str, Run]  # game -> its run, for games that have a log point
-    failures: dict[str, str]  # game -> why sessions of it failed
+    failures: Mapping[Path, UserError]  # absolute path of a session that failed -> its error
 
     @property
     def protocol(self) -> str:
@@ -120,41 +119,32 @@ def read_suite(suite_dir: Path, failures: Mapping[Path, UserError] | None = None
     """Reads a suite.
 
     Args:
-        failures: absolute path of a session that failed -> its error. None: as in results.json.
+        failures: absolute path of a session that has failed -> its error. None: not known.
 
     Raises:
         UserError: the directory holds no suite, or a file of the suite or of a run in it cannot be used.
     """
     config = read_config(suite_dir, SUITE_FILE)
     games = [game for game in read_games(suite_dir) if game in GAMES]
-    failed: dict[str, str] = {}
-    if failures is not None:
-        for session_dir, error in failures.items():
-            game = session_dir.parent.name
-            if session_dir.parent.parent == suite_dir.absolute():
-                reason = f"{session_dir.name.replace('_', ' ')}: {error}"
-                failed[game] = f"{failed[game]}; {reason}" if game in failed else reason
-    elif (suite_dir / RESULTS_FILE).is_file():
-        failed = read_result(suite_dir / RESULTS_FILE, failures=dict)["failures"]
     runs = {}
     for game in games:
         if is_run(suite_dir / game):
             with contextlib.suppress(NoLogPoint):
                 runs[game] = read_run(suite_dir / game, config)
-    return Suite(suite_dir, config, games, runs, failed)
+    return Suite(suite_dir, config, games, runs, failures or {})
 
 
 def game_row(suite: Suite, game: str) -> dict[str, Any]:
     """The row of a game: column of `GAME_COLUMNS` -> value."""
     reference = next(iter(game_under(game, suite.protocol).references), None)
-    row = {"game": game, "sessions": 0, "reference_score": reference and reference.score, "status": "waiting"}
+    row = {"game": game, "sessions": 0, "reference_score": reference and reference.score}
     run = suite.runs.get(game)
-    is_complete = run is not None and run.is_complete()
+    status = ["not complete"]
     if run is not None:
         summary = run.summary
         mean = summary["mean"]
         low, high = summary["score_interval"] or (None, None)
-        parts = ["complete" if is_complete else "not complete", left_out_text(run)]
+        status = ["complete" if summary["complete"] else "not complete", left_out_text(run)]
         row |= {
             "gae_lambda": run.config.resolved_gae_lambda,
             "sessions": len(summary["sessions"]),
@@ -167,11 +157,11 @@ def game_row(suite: Suite, game: str) -> dict[str, Any]:
             "reference_normalised_score": summary["reference_normalised_score"],
             "human_normalised_score": summary["human_normalised_score"],
             "hours": mean["wall_hours"],
-            "status": "; ".join(filter(None, parts)),
         }
-    if game in suite.failures and not is_complete:
-        row["status"] = f"failed: {suite.failures[game]}"
-    return row
+    for session_dir, error in suite.failures.items():
+        if session_dir.parent == (suite.path / game).absolute():
+            status.append(f"{session_dir.name.replace('_', ' ')} failed: {error}")
+    return row | {"status": "; ".join(filter(None, status))}
 
 
 # --- Statistics over games ---------------------------------------------------------------------------------------
@@ -313,7 +303,6 @@ def save_results(results: Results, directory: Path, name: str = "results") -> No
     table = results.table()
     values = {
         "games": table.rows,
-        "failures": {game: why for suite in results.suites.values() for game, why in suite.failures.items()},
         "scores": {name: suite.scores() for name, suite in results.suites.items()},
         "normalised_scores": {
             normalisation: {

@@ -122,4 +122,4 @@ def test_a_session_before_its_first_log_point_is_no_damaged_one(suite_dir):
     write_checkpoint(session_dir, 400)
     (session_dir / "metrics.csv").unlink()
     save_results(read_results(suite_dir, {}), suite_dir)
-    assert [row["status"] for row in read_csv(suite_dir / "results.csv")] == ["waiting", "waiting"]
+    assert [row["status"] for row in read_csv(suite_dir / "results.csv")] == ["not complete", "not complete"]

@@ -201,7 +201,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     }  # fmt: skip
     assert {name: float(rows["Breakout"][name]) for name in expected} == pytest.approx(expected)
     assert [rows[name]["status"] for name in GAMES_OF_TINY] == [
-        "failed: session 1: out of memory | buy more", "complete", "waiting",
+        "not complete; session 1 failed: out of memory | buy more", "complete", "not complete",
     ]  # fmt: skip
     assert (rows["Alien"]["score"], rows["Pong"]["sessions"]) == ("", "1")
     assert float(rows["Alien"]["reference_score"]) == GAMES["Alien"].references[0].score
@@ -213,7 +213,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
         median, (low, high) = each["median"]
         assert median == pytest.approx(value)
         assert low < value < high
-    assert " failed: session 1: out of memory / buy more |" in text
+    assert " session 1 failed: out of memory / buy more |" in text
 
 
 def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):

@@ -39,7 +39,7 @@ def test_a_sweep_of_which_a_game_fails_is_resumed(tmp_path, environment):
     assert re.search(r"error: 1 of 2 sessions failed \(game Pong .*session 0: .*", errors)
     assert f"python -m jaxrl_atari.suite --resume {folder} runs what is missing" in errors
     rows = {row["suite"]: row["status"] for row in read_csv(folder / "results.csv")}
-    assert rows["ppo.learning_rate=0.0001"].startswith("failed: session 0: ")
+    assert rows["ppo.learning_rate=0.0001"].startswith("not complete; session 0 failed: ")
     assert rows["ppo.learning_rate=0.001"] == "complete"
     (game / "session_0").unlink()
     process = suite(environment, "--resume", folder, "--log.graphs")
