@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from jaxrl_atari.report.score_statistics import Estimate
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.tables import table_text
@@ -22,11 +20,7 @@ def number_text(value: float | None) -> str:
         return "-"
     if value == 0 or abs(value) >= 999.995:
         return f"{value:,.0f}"
-    if abs(value) >= 1:
-        return f"{value:.2f}".removesuffix(".00")
-    if abs(value) < 1e-6:
-        return f"{value:.3g}"
-    return np.format_float_positional(value, precision=3, fractional=False, trim="-")
+    return f"{value:.2f}".removesuffix(".00") if abs(value) >= 1 else f"{value:.3g}"
 
 
 def cell_text(value: Any) -> str:

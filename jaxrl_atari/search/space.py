@@ -99,7 +99,6 @@ def check_search(config: Config, search: SearchConfig) -> None:
 
             - The space is empty, has a field that a search cannot vary, or has a value that is no distribution.
             - The config refuses a choice or an end of a range, beside the first values of the other fields.
-            - The trials have several sessions, which ASHA cannot compare.
             - ASHA's first comparison is beyond the budget.
             - A network, algorithm or coefficient does not exist, or a minibatch size does not suit the network.
     """
@@ -115,8 +114,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
         for value in values:
             check_config(set_fields(config, first | {name: value}))
     if search.early_stopping == "asha":
-        hint = "or use --search.early-stopping none"
-        require(config.sessions == 1, "sessions", config.sessions, "1 where ASHA compares trials", hint)
         expected = f"less than total_env_steps = {config.total_env_steps:,}"
         grace = search.grace_env_steps
+        hint = "or use --search.early-stopping none"
         require(grace < config.total_env_steps, "search.grace_env_steps", grace, expected, hint)

@@ -45,8 +45,7 @@ class StudyWriter(Writer):
 def train_trial(run_dir: Path) -> None:
     """Trains the sessions of a trial one after the other, tells the study how it has ended, and writes its report.
 
-    Only session 0 reports its log points. With ASHA, which compares them, it is the only session. A trial that
-    ASHA stops writes its last checkpoint.
+    Only session 0 reports its log points, which ASHA compares. A trial that ASHA stops writes its last checkpoint.
 
     Args:
         run_dir: the directory of the trial, SEARCH_DIR/trial_<number>.

@@ -159,10 +159,10 @@ def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tm
     page = Page(write_report(search_dir))
     assert page.all("a", "href") == ["./trial_0/report.html", "./trial_1/report.html"]
     assert all((search_dir / link).is_file() for link in page.all("a", "href"))
-    assert "1 0.000123 225 200 finished 0 0.00001 75.12 200 stopped by ASHA 2 0.01 - - failed: the" in page.text
+    assert "1 0.000123 225 200 finished 0 1e-05 75.12 200 stopped by ASHA 2 0.01 - - failed: the" in page.text
     graphs = [search_dir / "graphs" / f"{name}.svg" for name in ("curves", "fields", "parallel", "importances")]
     assert page.contents("img") == [graph.read_bytes() for graph in graphs]
-    assert "ppo.learning_rate low 0.00001, high 0.01, log True trials 4" in page.text
+    assert "ppo.learning_rate low 1e-05, high 0.01, log True trials 4" in page.text
 
 
 def test_the_newest_video_and_evaluation_are_those_of_the_latest_date_in_their_files(tmp_path):

@@ -123,7 +123,6 @@ def test_a_space_that_cannot_be_used_is_an_error_that_names_the_field():
 def test_options_that_cannot_be_used():
     for options, words in (
         (["--total-env-steps", "100000"], "search.grace_env_steps = 500000: expected less"),
-        (["--sessions", "2"], "sessions = 2: expected 1 where ASHA compares trials"),
         (["--config", str(ROOT / "configs/qbert.py")], "the file does not define the function get_search"),
         (["--search.resources.gpu", "1.5"], "resources.gpu = 1.5"),
     ):
