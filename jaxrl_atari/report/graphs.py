@@ -80,16 +80,13 @@ def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
 def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
     """Sets limits, labels and number formats (400k, 2M; 10,000) of axes that hold their data.
 
-    x starts at 0, or at the first point if that is negative.
-
     Args:
         x_end: end of x; None: the last point that is drawn.
     """
     from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
     axes.margins(x=0)
-    first = axes.get_xlim()[0] if axes.has_data() else 0
-    axes.set_xlim(left=min(0, first), right=x_end)
+    axes.set_xlim(left=0, right=x_end)
     if axes.get_xlim()[1] >= 1000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))

@@ -204,13 +204,13 @@ STATISTICS_COLUMNS = {
     **{name: statistic.title for name, statistic in STATISTICS.items()},
     "improvement": "P(improvement over the first)",
 }
-"""Column of the table of statistics -> its title."""
+"""Column of the table of statistics -> its title. In JSON, a row also has `names` and `scores`."""
 
 
 def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[dict[str, Any]]:
     """The statistics of each suite under each normalisation: rows of the table of statistics.
 
-    A statistic is an `Estimate`.
+    A statistic is an `Estimate`. A row also has the normalised scores, and the names of their games.
     """
     rows = []
     for normalisation, (games, by_suite) in by_normalisation.items():
@@ -220,7 +220,7 @@ def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[d
             row |= {key: estimate(statistic, scores) for key, statistic in STATISTICS.items()}
             if scores is not first:
                 row["improvement"] = estimate(IMPROVEMENT, scores, first)
-            rows.append(row)
+            rows.append(row | {"names": games, "scores": scores.tolist()})
     return rows
 
 
@@ -235,14 +235,9 @@ class Results:
     suites: Mapping[str, Suite]  # by name; in a sweep by setting, such as `ppo.gamma=0.9`
 
     @cached_property
-    def scores(self) -> dict[str, NormalisedScores]:
-        """The scores of the complete games; see `normalised_scores`."""
-        return normalised_scores(self.suites)
-
-    @cached_property
     def statistics(self) -> list[dict[str, Any]]:
         """The statistics over the complete games; see `suite_statistics`."""
-        return suite_statistics(self.scores)
+        return suite_statistics(normalised_scores(self.suites))
 
     def curves(self) -> list[tuple[str, Run]]:
         """The runs, each with the name of its suite."""
@@ -304,13 +299,6 @@ def save_results(results: Results, directory: Path, name: str = "results") -> No
     values = {
         "games": table.rows,
         "scores": {name: suite.scores() for name, suite in results.suites.items()},
-        "normalised_scores": {
-            normalisation: {
-                "games": normalised.games,
-                "scores": {name: scores.tolist() for name, scores in normalised.scores.items()},
-            }
-            for normalisation, normalised in results.scores.items()
-        },
         "differences": differences(results.curves()),
         "statistics": results.statistics,
     }

@@ -222,12 +222,10 @@ def test_the_scores_are_written_also_as_rliables_dictionary(tmp_path):
     _, written, _ = results(suite_dir)
     expected = {game: [score(game, value) for value in BETTER[game]] for game in ("Pong", "Breakout")}
     assert written["scores"]["suite"] == {game: pytest.approx(values) for game, values in expected.items()}
-    normalised = written["normalised_scores"]["human-normalised"]
-    assert normalised["games"] == ["Breakout", "Pong"]
-    np.testing.assert_allclose(normalised["scores"]["suite"], [[1.5, 0.5], [2.0, 1.0]])  # sessions x games
-    assert np.shape(written["normalised_scores"]["ratio"]["scores"]["suite"]) == (2, 2)
-    found, _ = written["statistics"]
-    assert found["normalisation"] == "human-normalised"
+    found, ratio = written["statistics"]
+    assert (found["normalisation"], found["names"]) == ("human-normalised", ["Breakout", "Pong"])
+    np.testing.assert_allclose(found["scores"], [[1.5, 0.5], [2.0, 1.0]])  # sessions x games
+    assert np.shape(ratio["scores"]) == (2, 2)
     values = [found[name][0] for name in STATISTICS]
     assert values == pytest.approx([1.25, 1.25, 1.25, 0.125])  # mean, median, IQM, gap
     # The mean of each game has the variance 1/16, and their mean half of that: 4.303 (2 degrees of freedom) *
@@ -323,9 +321,8 @@ def test_two_suites_are_compared(tmp_path, capsys):
     assert re.search(
         r"Pong: worse - better: -.* \(Welch's t test\); not dist", (output / "comparison.md").read_text()
     )
-    scores = compared["normalised_scores"]["human-normalised"]["scores"]
-    np.testing.assert_allclose(scores["better"], [[1.5, 0.5], [2.0, 1.0]])
-    np.testing.assert_allclose(scores["worse"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
+    np.testing.assert_allclose(better["scores"], [[1.5, 0.5], [2.0, 1.0]])
+    np.testing.assert_allclose(worse["scores"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
 
 
 def test_only_the_suites_own_complete_games_count(tmp_path):
