@@ -133,32 +133,25 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
     known = np.isfinite(table["return_mean"])
     returns = table["return_mean"][known]
     return_ma = table["return_ma"][known]
-    env_steps = table["env_steps"][known]
-    optimizer_steps = table["optimizer_steps"][known]
     metrics: dict[str, Any] = dict.fromkeys(SESSION_METRICS)
     metrics["wall_hours"] = table["wall_seconds"][-1] / 3600.0
     for name, reduce in REDUCTIONS.items():
         if name in table and np.isfinite(table[name]).any():
             metrics[name] = reduce(table[name][np.isfinite(table[name])])
+    strengths = returns - random_score(game)
     if returns.size:
         metrics |= {
             "final_return_ma": return_ma[-1],
             "final_return_mean": returns[-1],
             "max_return_ma": return_ma.max(),
-        }
-    strengths = returns - random_score(game)
-    has_acted = env_steps > 0
-    has_learned = optimizer_steps > 0
-    if strengths.size:
-        metrics |= {
             "strength": strengths.mean(),
             "max_strength": strengths.max(),
             "final_strength": strengths[-1],
         }
     if strengths.sum() > 0:
         metrics |= {
-            "sample_efficiency": efficiency(strengths[has_acted], env_steps[has_acted]),
-            "training_efficiency": efficiency(strengths[has_learned], optimizer_steps[has_learned]),
+            "sample_efficiency": efficiency(strengths, table["env_steps"][known]),
+            "training_efficiency": efficiency(strengths, table["optimizer_steps"][known]),
             "stability": stability(strengths),
         }
     return {name: known_float(value) for name, value in metrics.items()}

@@ -194,7 +194,6 @@ class TrialSummary(TypedDict):
     complete: bool  # whether every session has finished
     unfinished_games: str | None  # what is known of the games in progress, if no game has finished
     stopped: dict[str, dict[str, Any]]  # session that `stop` of `run_training` has ended -> `env_steps`, `reason`
-    common_env_steps: float | None  # where the log points of all members are cut; None once a session has finished
     score: float | None  # mean of `session_scores`
     session_scores: list[float]  # the final `return_ma` of each member that has finished a game
     score_std: float | None  # None for a single score
@@ -261,7 +260,6 @@ def trial_summary(run: Run) -> TrialSummary:
             run.session_name(path): {"env_steps": end.env_steps, "reason": end.reason}
             for path, end in run.early_ends.items()
         },
-        common_env_steps=members.common_env_steps,
         score=score,
         session_scores=scores,
         score_std=stds["final_return_ma"],

@@ -24,14 +24,14 @@ def interval_text(scores: Sequence[float]) -> str:
 def left_out_text(run: Run) -> str:
     """The sessions left out and why, and where unfinished ones are compared; empty if there is nothing to say."""
     parts = []
-    summary = run.summary
-    if summary["left_out"]:
-        named = [f"{each['session'].replace('_', ' ')} ({each['reason']})" for each in summary["left_out"]]
+    members, left_out, common_env_steps = run.members
+    if left_out:
+        named = [f"{run.session_name(path).replace('_', ' ')} ({why})" for path, why in left_out.items()]
         parts.append(f"left out: {', '.join(named)}")
-    steps = summary["common_env_steps"]
-    members = len(summary["sessions"])
-    if steps is not None and members > 1:
-        parts.append(f"compared at {steps:,.0f} env steps, which these {members} sessions have reached")
+    if common_env_steps is not None and len(members) > 1:
+        parts.append(
+            f"compared at {common_env_steps:,.0f} env steps, which these {len(members)} sessions have reached"
+        )
     return "; ".join(parts)
 
 
