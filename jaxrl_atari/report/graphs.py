@@ -77,32 +77,25 @@ def save_figure(figure: "Figure", directory: Path, name: str) -> list[Path]:
     return paths
 
 
-def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "", x_end: float | None = None) -> None:
-    """Sets limits, labels and number formats (400k, 2M; 10,000) of axes that hold their data.
-
-    Args:
-        x_end: end of x; None: the last point that is drawn.
-    """
+def finish_axes(axes: "Axes", x_label: str = "env steps", y_label: str = "") -> None:
+    """Sets limits, labels and number formats (400k, 2M; 10,000) of axes that hold their data; x starts at 0."""
     from matplotlib.ticker import EngFormatter, StrMethodFormatter
 
     axes.margins(x=0)
-    axes.set_xlim(left=0, right=x_end)
+    axes.set_xlim(left=0)
     if axes.get_xlim()[1] >= 1000:
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.10g}"))
     axes.set(xlabel=x_label, ylabel=y_label)
 
 
-def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps", x_end: float | None = None) -> None:
+def finish_returns(axes: "Axes", game: Game, x_label: str = "env steps") -> None:
     """Finishes a panel of returns: axes, legend, and lines at the first reference, a human tester and random play.
 
     A score that is so far away that its line would flatten the data is left out. Axes without a return show a text
     instead of a scale.
-
-    Args:
-        x_end: see `finish_axes`.
     """
-    finish_axes(axes, x_label, "raw return of a full game", x_end)
+    finish_axes(axes, x_label, "raw return of a full game")
     if not np.isfinite(axes.dataLim.intervaly).all():
         axes.text(0.5, 0.5, "no finished game yet", transform=axes.transAxes, ha="center", color=GREY)
         axes.set_yticks([])
@@ -125,7 +118,6 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     table = run.tables[session_dir]
     env_steps = table["env_steps"]
     evaluations = read_evaluations(session_dir)
-    x_end = float(np.max([env_steps[-1], *evaluations["env_steps"]]))
     metrics = [column for column in table if column in CHART_PANELS or section_of(column) != "charts"]
     panels = [column for column in metrics if np.isfinite(table[column]).any()]
     rows = math.ceil(len(panels) / 3)
@@ -148,13 +140,13 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
             clip_on=False,
             label="evaluation (± 1 std over games)",
         )
-    finish_returns(axes, run.game, x_end=x_end)
+    finish_returns(axes, run.game)
 
     for index, column in enumerate(panels):
         axes = figure.add_subplot(grid[1 + index // 3, index % 3])
         axes.plot(env_steps, table[column], color=COLOURS[0], linewidth=0.9)
         axes.set_title(column, fontsize="medium")
-        finish_axes(axes, y_label=unit_of(column), x_end=x_end)
+        finish_axes(axes, y_label=unit_of(column))
     return save_figure(figure, session_dir / GRAPHS_FOLDER, "session")
 
 
@@ -220,12 +212,10 @@ def plot_comparison(
         axes = figure.add_subplot(rows, columns, index)
         axes.set_title(panel)
         _draw_trials(axes, trials, column, x)
-        along, unit = X_AXES[x]
-        x_end = max(table[along][-1] for _, run in trials for table in run.members.tables.values()) / unit
         if column == "return_ma":
-            finish_returns(axes, trials[0][1].game, x, x_end)
+            finish_returns(axes, trials[0][1].game, x)
         else:
-            finish_axes(axes, x, unit_of(column), x_end)
+            finish_axes(axes, x, unit_of(column))
             axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), borderaxespad=0)
     if any(axes.collections for axes in figure.axes):
         figure.supxlabel("mean ± 1 std over sessions", fontsize="medium")

@@ -130,9 +130,7 @@ def _score_section(run: Run) -> Section:
             rows = f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}"
             facts[f"{run.session_name(path)} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
     score = run.summary["score"]
-    chosen_by = "evaluation" if run.config.evaluation.every_env_steps else "mean return of the last 100 games"
-    notes = [*score_notes(run), f"best checkpoint of a session: the one with the highest {chosen_by}"]
-    return Section("Score", notes=notes, score="" if score is None else number_text(score), facts=facts)
+    return Section("Score", notes=score_notes(run), score="" if score is None else number_text(score), facts=facts)
 
 
 def _evaluation_section(run: Run) -> Section:
