@@ -8,6 +8,7 @@ import contextlib
 import io
 import itertools
 import math
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,6 +51,8 @@ X_AXES: dict[XAxis, tuple[str, float]] = {"env steps": ("env_steps", 1), "hours"
 @contextlib.contextmanager
 def default_style() -> Iterator[None]:
     """Draws a block or a decorated function in the style of graphs.mplstyle, whatever the user has configured."""
+    # A notebook exports its back end to `!python`, where matplotlib may not find it and then fails.
+    os.environ.pop("MPLBACKEND", None)
     import matplotlib.style
 
     with matplotlib.style.context(Path(__file__).with_suffix(".mplstyle"), after_reset=True):
