@@ -12,8 +12,8 @@ PAGE = (ROOT / "docs" / "idea.md").read_text()
 IDEA = "import jax\nimport jax.numpy as jnp\n\nfrom jaxrl_atari import PPO"
 """The first lines of `my_idea.py`."""
 
-TRY, TRAIN, BASELINE, COEFFICIENT = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
-"""The words after `--config`: a try of a minute, the idea, the baseline, and another coefficient."""
+TRY, TRAIN, COEFFICIENT = re.findall(r"python -m jaxrl_atari\.train --config (.*)", PAGE)
+"""The words after `--config`: a try of a minute, the idea, and another coefficient."""
 
 SWEEP, *_ = re.findall(r"python -m jaxrl_atari\.suite --config (.*)", PAGE)
 """The words after `--config`: the idea beside the baseline, in one command."""
