@@ -14,7 +14,7 @@ from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_ste
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.rollout import EnvGroup
-from jaxrl_atari.runs.checkpoints import ResumedCheckpoint
+from jaxrl_atari.runs.checkpoints import Checkpoint
 from jaxrl_atari.runs.progress import Progress
 
 
@@ -125,7 +125,7 @@ def start_environments(
     *,
     seed: int,
     progress: Progress,
-    resumed: ResumedCheckpoint | None,
+    resumed: Checkpoint | None,
     say: Callable[[str], object],
 ) -> Environments:
     """Makes the environments of a session. The games of its checkpoint continue if they can; else new games start.

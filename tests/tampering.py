@@ -59,14 +59,14 @@ def change_a_weight(session_dir, config):
     """Changes a weight of the oldest checkpoint, which stays sound in itself. Returns its env steps."""
     checkpoints = Checkpoints(session_dir)
     start = checkpoints.env_steps()[0]
-    meta = checkpoints.read_meta(start)
-    arrays = checkpoints.restore(start, abstract_arrays(config, meta["num_actions"]))
+    checkpoint = checkpoints.read(start)
+    meta = checkpoint.meta
+    arrays = checkpoint.to_devices("arrays", abstract_arrays(config, meta["num_actions"]))
     kernel = np.array(arrays["train_state"].params["dense"]["kernel"])
     kernel[100, 100] += 1e-3
     params = {**arrays["train_state"].params, "dense": {**arrays["train_state"].params["dense"], "kernel": kernel}}
     arrays["train_state"] = arrays["train_state"].replace(params=params)
-    games = checkpoints.restore(start, item="games")
     shutil.rmtree(checkpoints.directory / str(start))
-    checkpoints.save(start, {"arrays": arrays, "games": games}, meta, meta["score"])
+    checkpoints.save(start, {"arrays": arrays, "games": checkpoint.items["games"]}, meta, meta["score"])
     assert checkpoints.read_meta(start)["checksums"] != meta["checksums"]
     return start

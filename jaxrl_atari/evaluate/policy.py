@@ -173,25 +173,20 @@ def load_policy(
         )
     device = device or pick_device("auto")
 
-    def load(env_steps: int) -> tuple[int, dict[str, Any], Any]:
-        """The env steps, the meta and the parameters of a checkpoint."""
-        meta = checkpoints.read_meta(env_steps)
-        network = make_network(config_from_dict(meta["config"]).network, meta["num_actions"])
-        params = jax.eval_shape(lambda: network.init(new_key(0)))
-        sharding = jax.sharding.SingleDeviceSharding(device)
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), params)
-        arrays = checkpoints.restore(env_steps, {"train_state": {"params": shapes}})
-        return env_steps, meta, arrays["train_state"]["params"]
-
     if checkpoint == "latest":
-        (env_steps, meta, params), damaged = checkpoints.newest_sound(load)
+        loaded, damaged = checkpoints.newest(["arrays"])
         for error in damaged.values():
-            _log.warning("%s; the checkpoint at env step %s is used", error, env_steps)
+            _log.warning("%s; the checkpoint at env step %s is used", error, loaded.env_steps)
     else:
         wanted = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
         assert wanted is not None  # there is a checkpoint, and so a best one
-        env_steps, meta, params = load(wanted)
-    config = config_from_dict(meta["config"])
+        loaded = checkpoints.read(wanted, ["arrays"])
+    config = config_from_dict(loaded.meta["config"])
+    num_actions = loaded.meta["num_actions"]
+    shapes = jax.eval_shape(lambda: make_network(config.network, num_actions).init(new_key(0)))
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+    params = loaded.to_devices("arrays", {"train_state": {"params": target}})["train_state"]["params"]
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0)
     if backend is not None:
@@ -199,12 +194,12 @@ def load_policy(
         env = dataclasses.replace(env, backend=backend, vectorization_mode=mode)
     return Policy(
         config=dataclasses.replace(config, env=env),
-        network=make_network(config.network, meta["num_actions"], device_class(device)),
+        network=make_network(config.network, num_actions, device_class(device)),
         params=params,
         device=device,
         session_dir=session_dir,
-        env_steps=env_steps,
-        num_actions=meta["num_actions"],
+        env_steps=loaded.env_steps,
+        num_actions=num_actions,
     )
 
 

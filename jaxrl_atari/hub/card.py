@@ -86,7 +86,7 @@ def _is_verified(run: Run, session_dir: Path) -> bool:
     A session may be verified while it trains, and then has rows that are not.
     """
     verification = read_verification(session_dir)
-    return verification is not None and verification.rows >= len(run.tables[session_dir]["env_steps"])
+    return verification is not None and verification["rows"] >= len(run.tables[session_dir]["env_steps"])
 
 
 def _newest_evaluation(run: Run) -> dict[str, Any] | None:

@@ -63,9 +63,8 @@ def fill_repository(folder: Path, run_dir: Path, repo_id: str, checkpoint: Check
         checkpoints = Checkpoints(policy.session_dir)
         copy = folder / policy.session_dir.name
         if checkpoint == "latest":
-            checkpoints.check(policy.env_steps)
-            whole = checkpoint_path(policy.session_dir, policy.env_steps)
-            shutil.copytree(whole, checkpoint_path(copy, policy.env_steps))
+            whole = checkpoints.read(policy.env_steps)  # compares it with its digests
+            shutil.copytree(whole.path, checkpoint_path(copy, policy.env_steps))
         else:
             meta = checkpoints.read_meta(policy.env_steps) | {"parameters_only": True}
             arrays = {"train_state": {"params": policy.params}}  # 7 MB instead of 20 for `nature`

@@ -127,8 +127,9 @@ def _score_section(run: Run) -> Section:
     for path, table in run.tables.items():
         verified = read_verification(path)
         if verified is not None:
-            rows = f"{verified.rows} of {len(table['env_steps'])} rows, {counted(verified.games, 'game')}"
-            facts[f"{run.session_name(path)} verified"] = f"{rows}, on {verified.date}, version {verified.version}"
+            rows = f"{verified['rows']} of {len(table['env_steps'])} rows, {counted(verified['games'], 'game')}"
+            date, version = verified["date"], verified["version"]
+            facts[f"{run.session_name(path)} verified"] = f"{rows}, on {date}, version {version}"
     score = run.summary["score"]
     return Section("Score", notes=score_notes(run), score="" if score is None else number_text(score), facts=facts)
 

@@ -111,8 +111,8 @@ def read_run(run_dir: Path, suite: Config | None = None) -> Run:
     early_ends = {}
     for path in tables:
         require_own_seed(config, path)
-        end = read_early_end(path)
-        if end is not None and end.holds_under(config.total_env_steps):
+        end = read_early_end(path, config.total_env_steps)
+        if end is not None:
             early_ends[path] = end
     return Run(
         path=run_dir,

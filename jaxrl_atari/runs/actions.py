@@ -91,13 +91,13 @@ def read_actions(session_dir: Path) -> ActionLog:
     frame_crc: dict[int, np.ndarray] = {}
     ends: list[int] = []
     reached = 0
-    for first, last, path in segments(session_dir):
+    for first, _, path in segments(session_dir):
         if first != reached:
             raise VerificationFailed(
                 f"{path}: begins at step {first}, and the segments before it end at step {reached}: one was"
                 " removed, or is not of this session, or `log.actions` was off for a while"
             )
-        part = _read_segment(path, first, last)
+        part = _read_segment(path)
         length = int(part["rollout_length"])
         reached += len(part["actions"])
         ends += range(first + length, reached + 1, length)
@@ -119,38 +119,16 @@ def read_actions(session_dir: Path) -> ActionLog:
     )
 
 
-def _read_segment(path: Path, first: int, last: int) -> dict[str, np.ndarray]:
-    """The arrays of a segment.
-
-    Args:
-        first, last: its first step, and the step after its last one.
-
-    Raises:
-        VerificationFailed: it is damaged, its arrays have other shapes, or an anchor cannot be one.
-    """
+def _read_segment(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a segment. Raises `VerificationFailed` if it is damaged."""
     try:
         with np.load(io.BytesIO(path.read_bytes())) as arrays:  # a damaged file would stay open
-            part = {name: arrays[name] for name in SEGMENT_ARRAYS}
-        steps, envs = part["actions"].shape
-        shapes = {name: part[name].shape[1:] for name in ("anchors", "games")}
-        if shapes != {"anchors": (3,), "games": (4,)} or part["frame_crc"].shape != (envs,):
-            raise ValueError("its arrays have other shapes")
-        if steps != last - first or int(part["rollout_length"]) < 1:
-            raise ValueError("it has another number of steps")
-        anchors = part["anchors"]  # step, environment, seed
-        if (anchors < 0).any() or (anchors >= (last + 1, envs, 2**31)).any():
-            raise ValueError("an anchor has a step, an environment or a seed out of range")
+            return {name: arrays[name] for name in SEGMENT_ARRAYS}
     except Exception as error:  # a damaged archive raises many types
         raise VerificationFailed(f"{path}: damaged ({type(error).__name__}: {error})") from error
-    return part
 
 
 def segments(session_dir: Path) -> list[tuple[int, int, Path]]:
     """The segments in their order: first step, step after the last one, and file. Other files are ignored."""
     matches = ((SEGMENT_NAME.fullmatch(path.name), path) for path in (session_dir / ACTIONS_FOLDER).glob("*.npz"))
     return sorted((int(name["first"]), int(name["last"]), path) for name, path in matches if name)
-
-
-def games_of_rows(rows: np.ndarray) -> list[FinishedGame]:
-    """The finished games of rows of the log, as `ActionLog.games` has them."""
-    return [FinishedGame(int(step), int(env), total, int(length)) for step, env, total, length in rows.tolist()]

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,17 @@ def to_host(arrays: Any) -> Any:
     return jax.tree.map(np.array, jax.device_get(plain))
 
 
-def read_arrays(directory: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Reads arrays of a saved tree: path -> array.
+def read_arrays(directory: Path) -> dict[str, np.ndarray]:
+    """Reads the arrays of an item in a checkpoint, which lies in this directory: path -> array.
 
     The arrays are read one after another. Otherwise a single unreadable array makes orbax close its event loop and
     print a traceback for each of the others.
-
-    Args:
-        directory: of the item in the checkpoint.
-        names: paths of the arrays.
     """
     handler = ocp.PyTreeCheckpointHandler(multiprocessing_options=this_process())
     saved: Any = directory.absolute()
     leaves, structure = jax.tree_util.tree_flatten_with_path(handler.metadata(saved).tree)
     values: dict[str, np.ndarray] = {}
-    for name in names:
+    for name in (name_of(path) for path, _ in leaves):
         wanted = structure.unflatten([0 if name_of(path) == name else ocp.PLACEHOLDER for path, _ in leaves])
         values[name] = by_path(handler.restore(saved, args=ocp.args.PyTreeRestore(wanted)))[name]
     return values

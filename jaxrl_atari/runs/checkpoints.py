@@ -23,9 +23,9 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -47,7 +47,6 @@ from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, checkpoint_env_steps, ch
 from jaxrl_atari.runs.reading import read_evaluations
 
 _log = logging.getLogger(__name__)
-_T = TypeVar("_T")
 
 FORMAT_VERSION = 3
 """Version of the form of checkpoints, which their meta has. Checkpoints of other versions are refused."""
@@ -59,8 +58,8 @@ class DamagedCheckpoint(UserError):
     """A checkpoint whose files are incomplete or broken, or that differs from its digests."""
 
 
-class ResumedCheckpoint(NamedTuple):
-    """The checkpoint that a session resumes from, in the memory of the host."""
+class Checkpoint(NamedTuple):
+    """A checkpoint in the memory of the host, equal to its digests."""
 
     path: Path
     env_steps: int
@@ -68,8 +67,22 @@ class ResumedCheckpoint(NamedTuple):
     meta: dict[str, Any]
 
     def to_devices(self, item: str, target: Any) -> Any:
-        """An item on the devices of `target`. Raises `UserError` as `Checkpoints.restore` for another network."""
-        require_shapes(self.path, item_meta(self.meta, item)["shapes"], target)
+        """Arrays of an item on the devices of `target`, whatever devices they were saved from.
+
+        Args:
+            target: a part of the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with
+                shardings.
+
+        Raises:
+            UserError: the checkpoint holds other arrays than `target` (another network).
+        """
+        saved = item_metas(self.meta)[item]["shapes"]
+        for name, shape in array_shapes(target).items():
+            if saved.get(name) != shape:
+                raise UserError(
+                    f"{self.path}: holds another network or optimiser: {name} is {saved.get(name)}, expected"
+                    f" {shape}; use the game, network and optimiser settings that it was saved with"
+                )
         return to_devices(self.items[item], target)
 
 
@@ -147,46 +160,39 @@ class Checkpoints:
             )
         return meta
 
-    def restore(self, env_steps: int, target: Any = None, item: str = "arrays") -> Any:
-        """Restores arrays of an item to the devices of `target`, whatever devices they were saved from.
+    def read(self, env_steps: int, items: Iterable[str] | None = None) -> Checkpoint:
+        """Reads a checkpoint, and compares its arrays with their digests.
 
         Args:
-            target: a part of the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with
-                shardings. None: returns all arrays in a flat dict, path -> NumPy array.
-            item: name of the item in the checkpoint.
+            items: the names of the items that are read; None: all.
 
         Raises:
             DamagedCheckpoint: the arrays cannot be read, or differ from their digests.
-            UserError: as `read_meta`; the checkpoint holds other arrays than `target` (another network).
+            UserError: as `read_meta`.
         """
         path = checkpoint_path(self.session_dir, env_steps)
-        saved = item_meta(self.read_meta(env_steps), item)
-        names = saved["shapes"]
-        if target is not None:
-            require_shapes(path, saved["shapes"], target)
-            names = array_shapes(target)
-        try:
-            values = read_arrays(path / item, names)
-        except Exception as error:  # orbax can raise any type for a damaged file
-            raise DamagedCheckpoint(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
-        for name, present in array_digests(values).items():
-            if present != saved["checksums"][name]:
-                raise DamagedCheckpoint(f"{path}: damaged: {name} differs from its digest")
-        return values if target is None else to_devices(values, target)
+        meta = self.read_meta(env_steps)
+        described = item_metas(meta)
+        arrays: dict[str, dict[str, np.ndarray]] = {}
+        for item in described if items is None else items:
+            try:
+                arrays[item] = read_arrays(path / item)
+            except Exception as error:  # orbax can raise any type for a damaged file
+                raise DamagedCheckpoint(f"{path}: damaged: {item} cannot be read ({reason(error)})") from error
+            digests = array_digests(arrays[item])
+            for name, saved in described[item]["checksums"].items():
+                if digests.get(name) != saved:
+                    raise DamagedCheckpoint(f"{path}: damaged: {name} differs from its digest")
+        return Checkpoint(path, env_steps, arrays, meta)
 
-    def check(self, env_steps: int) -> None:
-        """Reads all arrays of a checkpoint, to check them. Raises `UserError` as `restore`."""
-        for item in ["arrays", *self.read_meta(env_steps)["items"]]:
-            self.restore(env_steps, item=item)
-
-    def newest_sound(self, read: Callable[[int], _T]) -> tuple[_T, dict[int, DamagedCheckpoint]]:
+    def newest(self, items: Iterable[str] | None = None) -> tuple[Checkpoint, dict[int, DamagedCheckpoint]]:
         """Reads the newest checkpoint that is sound.
 
         Args:
-            read: env steps -> what is read of the checkpoint there.
+            items: as in `read`.
 
         Returns:
-            What `read` returned, and the newer checkpoints, which are damaged: env steps -> error.
+            The checkpoint, and the newer ones, which are damaged: env steps -> error.
 
         Raises:
             UserError: as `read`; there is no checkpoint, or every one is damaged.
@@ -194,42 +200,41 @@ class Checkpoints:
         damaged: dict[int, DamagedCheckpoint] = {}
         for env_steps in reversed(self.env_steps()):
             try:
-                return read(env_steps), damaged
+                return self.read(env_steps, items), damaged
             except DamagedCheckpoint as error:
                 damaged[env_steps] = error
         reasons = "; ".join(map(str, damaged.values())) or "there is none yet"
         raise UserError(f"{self.directory}: no checkpoint is sound ({reasons}); restore one from a copy")
 
-    def resume(self) -> ResumedCheckpoint | None:
+    def resume(self) -> Checkpoint | None:
         """Reads the newest sound checkpoint, if there is one, and renames newer ones, which are damaged.
 
         With several processes, each reads the checkpoint that the leader chose.
 
         Raises:
-            UserError: every checkpoint is damaged, or has another format version.
+            UserError: every checkpoint is damaged or has another format version, or it is a published copy.
         """
         resumed = None
-        problem = ""
+        found = ""  # env steps of the checkpoint, or why there is none
         if is_leader() and self.env_steps():
             try:
-                resumed, damaged = self.newest_sound(self._read)
+                resumed, damaged = self.newest()
                 for env_steps, error in damaged.items():
                     self._say(f"{error}; it is now {self.set_aside(env_steps)}")
+                if resumed.meta.get("parameters_only"):
+                    raise UserError(
+                        f"{resumed.path}: holds the parameters alone, without the optimiser state: it can be"
+                        " played and not resumed; resume the run that it was copied from, or start a new one"
+                    )
+                found = str(resumed.env_steps)
             except UserError as error:
-                problem = str(error)
-        if problem := agree(problem):
-            raise UserError(problem)
-        env_steps = int(agree(str(resumed.env_steps if resumed else -1)))
-        if not is_leader() and env_steps >= 0:
-            resumed = self._read(env_steps)
+                found = str(error)
+        found = agree(found)
+        if found and not found.isdecimal():
+            raise UserError(found)
+        if found and resumed is None:
+            resumed = self.read(int(found))
         return resumed
-
-    def _read(self, env_steps: int) -> ResumedCheckpoint:
-        """Reads a checkpoint for `resume`: all of it for the leader, the arrays for others."""
-        meta = self.read_meta(env_steps)
-        names = ["arrays", *meta["items"]] if is_leader() else ["arrays"]
-        items = {name: self.restore(env_steps, item=name) for name in names}
-        return ResumedCheckpoint(checkpoint_path(self.session_dir, env_steps), env_steps, items, meta)
 
     # --- Writing ---
 
@@ -322,24 +327,9 @@ def _write(path: Path, items: dict[str, Any], meta: dict[str, Any]) -> None:
     )
 
 
-def item_meta(meta: dict[str, Any], item: str) -> dict[str, Any]:
-    """The `shapes` and `checksums` of an item, in the meta of its checkpoint."""
-    return meta if item == "arrays" else meta["items"][item]
-
-
-def require_shapes(path: Path, saved: dict[str, str], target: Any) -> None:
-    """Raises `UserError` unless an item of a checkpoint has the arrays of `target`.
-
-    Args:
-        path: of the checkpoint.
-        saved: the shapes of the item, as `array_shapes` returned them.
-    """
-    for name, shape in array_shapes(target).items():
-        if saved.get(name) != shape:
-            raise UserError(
-                f"{path}: holds another network or optimiser: {name} is {saved.get(name)}, expected {shape};"
-                " use the game, network and optimiser settings that it was saved with"
-            )
+def item_metas(meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The name of each item of a checkpoint -> the part of its meta with the item's `shapes` and `checksums`."""
+    return {"arrays": meta, **meta["items"]}
 
 
 def meta_digest(meta: dict[str, Any]) -> str:

@@ -8,7 +8,6 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,17 +45,9 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
     if not path.is_file():
         kind = held_kind(directory)
         hint = f"it holds a {kind}" if kind else "expected data/NAME_TIMESTAMP"
-        if kind and file == CONFIG_FILE:
-            hint += ": name a directory in it"
         raise UserError(f"{directory}: not a {KINDS[file]} directory (it has no {file}); {hint}")
     try:
-        described = read_json(path)
-        config = config_from_dict(described["config"])
-        stored = described.get("gae_lambda")
-        if config.ppo.gae_lambda is None and stored not in (None, config.resolved_gae_lambda):
-            # The default for this game has changed since the run began. The run keeps its own lambda.
-            return replace(config, ppo=replace(config.ppo, gae_lambda=stored))
-        return config
+        return config_from_dict(read_json(path)["config"])
     except UserError as error:  # with its own advice, such as for a field of another version
         raise UserError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -146,7 +137,6 @@ def describe(config: Config, directory: Path | None = None, file: str = CONFIG_F
         "game": config.env.game_name,
         "protocol": config.env.resolved_protocol,
         "gae_lambda": config.resolved_gae_lambda,
-        "resume_note": config.resume_note,
         **today,
     }
     if directory is None or not (directory / file).is_file():
@@ -193,20 +183,18 @@ def find_provenance(
         options: as `resolved_options` returns them.
         compute_dtype: the type in which the network computes, such as `float32`.
     """
-    today = software_and_machine(devices)
+    software = software_and_machine(devices)
+    hardware = software.pop("hardware")
     on_gpu = any(device.platform == "gpu" for device in (*placement.learner, *placement.actors))
     return {
-        "python": today["python"],
-        "versions": today["versions"],
-        "git_revision": today["git_revision"],
-        "numeric_settings": today["numeric_settings"],
+        **software,
         "compute_dtype": compute_dtype,
         "coefficients": options.coefficients,  # a default may change with the algorithm's file
         "learns_on": [device.device_kind for device in placement.learner],
         "acts_on": [device.device_kind for device in placement.actors],
-        "gpu_software": {"driver": today["hardware"]["driver"], **gpus.gpu_packages()} if on_gpu else {},
-        "cpu": today["hardware"]["cpu"],
-        "instruction_sets": today["hardware"]["instruction_sets"],
+        "gpu_software": {"driver": hardware["driver"], **gpus.gpu_packages()} if on_gpu else {},
+        "cpu": hardware["cpu"],
+        "instruction_sets": hardware["instruction_sets"],
         "threads": xla_threads(),
     }
 

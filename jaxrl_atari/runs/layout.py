@@ -68,9 +68,6 @@ VERIFIED_FILE = "verified.json"
 KINDS = {CONFIG_FILE: "run", SUITE_FILE: "suite", SWEEP_FILE: "sweep", SEARCH_FILE: "search"}
 """File that describes what a directory holds -> what that is."""
 
-COMMAND_OF_KIND = {"run": "train", "suite": "suite", "sweep": "suite", "search": "search"}
-"""What a directory holds -> the command that continues it."""
-
 
 def held_kind(directory: Path) -> str | None:
     """What a directory holds: `run`, `suite`, `sweep` or `search`; None if it holds none of them."""

@@ -37,16 +37,12 @@ def read_metrics(session_dir: Path) -> Table:
     Empty cells are NaN.
 
     Raises:
-        MetricsError: the file cannot be read, or lacks the rows that it had at the latest checkpoint.
+        MetricsError: the file cannot be read.
         NoLogPoint: the session has no log point yet.
     """
     path = session_dir / METRICS_FILE
     rows = read_table(path)
     if not rows:
-        if logged := logged_env_steps(session_dir):
-            raise MetricsError(
-                f"{path}: holds no log point, and had those up to {logged} env steps; restore it from a copy"
-            )
         raise NoLogPoint(f"{path}: holds no log point; wait for the first one, or remove the session")
     return {name: np.array([cell_number(row[name]) for row in rows]) for name in rows[0]}
 
@@ -96,9 +92,7 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     instead, and leaves the evaluation out.
     """
     latest = latest_env_steps(session_dir)
-    early_end = read_early_end(session_dir)
-    ended_early = early_end is not None and early_end.holds_under(config.total_env_steps)
-    if not config.is_spent(latest) and not ended_early:
+    if not config.is_spent(latest) and read_early_end(session_dir, config.total_env_steps) is None:
         return False
     if latest == 0:  # it ended before its first update
         return True
@@ -120,28 +114,23 @@ class EarlyEnd(NamedTuple):
     reason: str
     total_env_steps: int  # the budget that the session had
 
-    def holds_under(self, total_env_steps: int) -> bool:
-        """Whether the session has ended under a budget. One that is resumed with another budget trains on."""
-        return self.total_env_steps == total_env_steps
 
+def read_early_end(session_dir: Path, total_env_steps: int) -> EarlyEnd | None:
+    """Reads the early end of a session under a budget; None if it has none, or if a resume has taken it further.
 
-def read_early_end(session_dir: Path) -> EarlyEnd | None:
-    """Reads the early end of a session; None if it has none, or if a resume has taken it further.
+    A session that is resumed with another budget trains on.
 
-    A damaged stopped.json counts as none: the session trains on, and the rule that stopped it stops it again.
+    Raises:
+        UserError: stopped.json is damaged.
     """
     path = session_dir / STOPPED_FILE
     if not path.is_file():
         return None
-    try:
-        values = read_result(path, env_steps=int, total_env_steps=int)
-    except UserError:
-        return None
-    end = EarlyEnd(values["env_steps"], str(values.get("reason", "")), values["total_env_steps"])
-    if end.env_steps == latest_env_steps(session_dir):
-        return end
+    values = read_result(path, env_steps=int, reason=str, total_env_steps=int)
+    end = EarlyEnd(values["env_steps"], values["reason"], values["total_env_steps"])
     # A published copy may hold another checkpoint than the last. It is not resumed.
-    return end if latest_meta(session_dir).get("parameters_only") else None
+    is_last = end.env_steps == latest_env_steps(session_dir) or latest_meta(session_dir).get("parameters_only")
+    return end if is_last and end.total_env_steps == total_env_steps else None
 
 
 def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
@@ -161,25 +150,15 @@ def read_sessions(run_dir: Path, count: int) -> dict[Path, Table]:
             except MetricsError as error:
                 problems.append(error)
     if not tables:
-        problems.sort(key=lambda error: isinstance(error, NoLogPoint))  # a damaged one first
-        raise [*problems, NoLogPoint(f"{run_dir}: holds no session_0; expected a run directory")][0]
+        raise problems[0] if problems else NoLogPoint(f"{run_dir}: holds no session_0; expected a run directory")
     for problem in problems:
         _log.warning("left out: %s", problem)
     return tables
 
 
-class Verification(NamedTuple):
-    """What `verify` has found equal in a session: SESSION_DIR/verified.json."""
-
-    date: str  # UTC
-    version: str  # of this package
-    rows: int  # of metrics.csv
-    games: int
-    env_steps: int  # of the log of actions
-
-
-def read_verification(session_dir: Path) -> Verification | None:
-    """Reads a session's verified.json; None if there is none.
+def read_verification(session_dir: Path) -> dict[str, Any] | None:
+    """Reads a session's verified.json, what `verify` has found equal: `date` (UTC), `version` (of this package),
+    `rows` of metrics.csv, `games`, and `env_steps` of the log of actions. None if there is none.
 
     Raises:
         UserError: it is damaged.
@@ -187,5 +166,4 @@ def read_verification(session_dir: Path) -> Verification | None:
     path = session_dir / VERIFIED_FILE
     if not path.is_file():
         return None
-    values = read_result(path, date=str, version=str, rows=int, games=int, env_steps=int)
-    return Verification(**{name: values[name] for name in Verification._fields})
+    return read_result(path, date=str, version=str, rows=int, games=int, env_steps=int)

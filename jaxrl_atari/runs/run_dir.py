@@ -14,16 +14,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import only_writer, unused, write_file
-from jaxrl_atari.runs.layout import (
-    CODE_FOLDER,
-    COMMAND_OF_KIND,
-    has_session,
-    held_kind,
-    resume_command,
-    session_dirs,
-    session_files,
-)
-from jaxrl_atari.runs.reading import latest_meta
+from jaxrl_atari.runs.layout import CODE_FOLDER, has_session, held_kind, session_files
 
 # --- The directory of a run, suite or search ---------------------------------------------------------------------
 
@@ -74,25 +65,14 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
     run_dir = wanted or unused(new)
     try:
         run_dir.mkdir(parents=True, exist_ok=run_dir == wanted)
-        if other := next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None):
-            kind = held_kind(run_dir)
-            found = f"{other}, and no run"
-            if kind is not None:
-                found = f"a {kind}, which `{resume_command(COMMAND_OF_KIND[kind], run_dir)}` continues"
-            raise UserError(f"{run_dir}: holds {found}; choose another folder or an empty one")
+        other = next((path.name for path in run_dir.iterdir() if not path.name.startswith(".")), None)
     except OSError as error:
         raise UserError(f"{run_dir}: {error.strerror}; choose a folder that can be written to") from error
+    if other is not None:
+        kind = held_kind(run_dir)
+        found = f"a {kind}" if kind else f"{other}, and no run"
+        raise UserError(f"{run_dir}: holds {found}; choose another folder or an empty one")
     return run_dir
-
-
-def require_resumable(run_dir: Path) -> None:
-    """Raises `UserError` if a run is a published copy, whose checkpoints lack the optimiser state."""
-    for path in session_dirs(run_dir):
-        if latest_meta(path).get("parameters_only"):
-            raise UserError(
-                f"{run_dir}: holds the parameters alone, without the optimiser state: it can be played and not"
-                " resumed; resume the run that it was copied from, or start a new one"
-            )
 
 
 # --- The directory of a session ----------------------------------------------------------------------------------

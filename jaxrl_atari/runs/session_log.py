@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_atari.errors import InterfaceError, UserError, require_interface
-from jaxrl_atari.runs.columns import MACHINE_COLUMNS, TIME_COLUMNS
+from jaxrl_atari.errors import UserError, require_interface
+from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Writer
 
-OPTIONAL_COLUMNS = {"sps", *MACHINE_COLUMNS}
-"""Columns of speed and machine, which not every log point has. No metric of an update may be named after one."""
+OWN_COLUMNS = {name for name, column in COLUMNS.items() if column.section != "losses"}
+"""Columns that a log point has anyway. No metric of an update may be named after one."""
 
 
 class NonFiniteError(UserError):
@@ -146,8 +146,10 @@ class SessionLog:
         self._newest = None
         self.require_finite(values)
         values.pop("skipped_steps", None)
-        if taken := values.keys() & self._newest_logged.keys():
-            raise InterfaceError('info["log"]', min(taken), "other names than those of the metrics of the update")
+        for name in [*values, *self._newest_logged]:
+            is_new = name not in OWN_COLUMNS and not (name in values and name in self._newest_logged)
+            expected = "another name than those of the columns and metrics that log points have anyway"
+            require_interface(is_new, "metric", name, expected, "rename the metric")
         values |= self._newest_logged
         self._unlogged.append(values)
         self._last_read = values
@@ -176,10 +178,6 @@ class SessionLog:
             "learning_rate": learning_rate,
         }
         means = {name: float(np.mean([each[name] for each in self._unlogged if name in each])) for name in names}
-        for name, mean in means.items():
-            is_new = name not in counted and name not in OPTIONAL_COLUMNS
-            expected = "another name than those of the columns that log points have anyway"
-            require_interface(is_new, f"metric {name}", mean, expected, "rename the metric")
         self.row = {**counted, **means, **self._monitor()}
         if before:
             seconds = self.row["wall_seconds"] - before["wall_seconds"]

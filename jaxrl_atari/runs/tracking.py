@@ -72,11 +72,6 @@ def _numbers(row: Mapping[str, str]) -> dict[str, float]:
     return {name: cell_number(cell) for name, cell in row.items()}
 
 
-def require_wandb() -> None:
-    """Raises `UserError` if the package wandb is not installed, which `log.wandb` needs."""
-    require_package("wandb", "wandb", needed_by="log.wandb = true")
-
-
 class WandbWriter(Writer):
     """A Weights & Biases run, grouped by trial.
 
@@ -90,7 +85,7 @@ class WandbWriter(Writer):
     """
 
     def __init__(self, config: Config, session_dir: Path, run_id: str):
-        require_wandb()
+        require_package("wandb", "wandb", needed_by="log.wandb = true")
         import wandb  # pyright: ignore[reportMissingImports]
 
         session_dir = session_dir.resolve()

@@ -28,7 +28,7 @@ from jaxrl_atari.runs.reading import EarlyEnd, is_finished, read_early_end
 from jaxrl_atari.runs.run_dir import keep_code
 from jaxrl_atari.runs.writers import Row, Writer, WriterGroup
 from jaxrl_atari.session import run_session
-from jaxrl_atari.trials.launch import STOPPING, Job
+from jaxrl_atari.trials.launch import Job
 from jaxrl_atari.trials.programs import compiled_once
 
 StopFunction = Callable[[Row], object]
@@ -122,9 +122,8 @@ def train_session(
     name = name or f"session {session}"
     directory = session_path(run_dir, session)
     rule = StopRule(stop, config, directory)
-    request = StopRequest(name)
-    if config.devices.distributed:  # its processes end together, perhaps before their first update
-        request = StopRequest(name, saves=True, answer=STOPPING)
+    # The processes of `devices.distributed` end together, perhaps before their first update.
+    request = StopRequest(name, saves=config.devices.distributed)
 
     with request, compiled_once(config, name) as compiled:
 
@@ -181,9 +180,7 @@ class StopRule(Writer):
         self._log = config.log
         self._file = session_dir / STOPPED_FILE
         self._total_env_steps = config.total_env_steps
-        before = read_early_end(session_dir)
-        holds = before is not None and before.holds_under(config.total_env_steps)
-        self._end = before if holds else None  # None until the session is to end
+        self._end = read_early_end(session_dir, config.total_env_steps)  # None until the session is to end
 
     def write(self, row: Row) -> None:
         if self._end is not None:

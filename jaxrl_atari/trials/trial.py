@@ -20,7 +20,7 @@ from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_SUMMARY_FILE, is_run, resume_command
-from jaxrl_atari.runs.run_dir import claim_run_dir, require_resumable
+from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import raise_failures, run_jobs
 from jaxrl_atari.trials.sessions import (
@@ -184,7 +184,6 @@ def config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
     if run_dir is None or not is_run(run_dir):
         return None
     before = read_config(run_dir)
-    require_resumable(run_dir)
     require_same_run(config, before, run_dir)
     return before
 

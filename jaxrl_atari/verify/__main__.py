@@ -20,7 +20,7 @@ from jaxrl_atari.config import Config, NonNegativeInt, PositiveInt
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
-from jaxrl_atari.runs.description import read_config
+from jaxrl_atari.runs.description import other_versions, read_config
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
 from jaxrl_atari.runs.reading import require_own_seed
 from jaxrl_atari.verify.recompute import verify_session
@@ -83,9 +83,15 @@ def _check(session_dir: Path, config: Config, options: Options) -> str:
         return retrain(session_dir, options.retrain)
     try:
         return verify_session(config, session_dir, options.sample)
-    except VerificationFailed:
+    except VerificationFailed as error:
         with contextlib.suppress(OSError):  # the result of an earlier verification
             (session_dir / VERIFIED_FILE).unlink()
+        for package in ("ale-py", "jaxrl_atari"):
+            if others := other_versions(session_dir.parent, package):
+                cause = f"{package} was {' or '.join(others)} in training"
+                raise UserError(
+                    f"{error}; that proves nothing, because {cause}: verify it with that version"
+                ) from error
         raise
 
 

@@ -1,24 +1,24 @@
 """Verification of a session: its rows are recomputed from the log of actions, and its games are played again."""
 
-import contextlib
 import itertools
 import random
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config
-from jaxrl_atari.errors import MetricsError, UserError, VerificationFailed, os_reason
+from jaxrl_atari.envs.pool import FinishedGame
+from jaxrl_atari.errors import MetricsError, VerificationFailed, os_reason
 from jaxrl_atari.output import counted
-from jaxrl_atari.runs.actions import ActionLog, games_of_rows, read_actions
-from jaxrl_atari.runs.description import field_values, other_versions
+from jaxrl_atari.runs.actions import ActionLog, read_actions
+from jaxrl_atari.runs.description import field_values
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, latest_env_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, return_ma_window
-from jaxrl_atari.runs.reading import Verification, logged_env_steps
+from jaxrl_atari.runs.reading import logged_env_steps
 from jaxrl_atari.runs.tables import read_table
 from jaxrl_atari.verify.games import check_games, pieces
 
@@ -35,8 +35,7 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
     Raises:
         VerificationFailed: as `read_actions`, `check_rows` and `check_games`; the log ends before the newest
             checkpoint.
-        UserError: as `read_actions`; or the session differs, and other software trained it, which may explain the
-            difference (`_excused_by`).
+        UserError: as `read_actions`.
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
     saved = latest_env_steps(session_dir)
@@ -48,33 +47,30 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
         # Without a seed, so that nobody can know beforehand which pieces will be played.
         chosen = random.sample(all_pieces, min(sample, len(all_pieces)))
     plays_all = len(chosen) == len(all_pieces)
-    run_dir = session_dir.parent
-    budgets = field_values(run_dir, "total_env_steps")
+    budgets = field_values(session_dir.parent, "total_env_steps")
     expected = expected_rows(log, [return_ma_window(budget) for budget in dict.fromkeys(budgets)])
     env_steps = max(expected, default=0)
-    with _excused_by(run_dir, "jaxrl_atari"):  # the rows follow from the log without an emulator
-        rows, all_rows = check_rows(session_dir, expected, logged)
+    rows, all_rows = check_rows(session_dir, expected, logged)
     if env_steps < saved:
         raise VerificationFailed(
             f"the log of actions ends at {env_steps:,} env steps, before the checkpoints: its end"
             " was removed, or `log.actions` was off then"
         )
-    with _excused_by(run_dir, "ale-py", "jaxrl_atari"):
-        games = check_games(config, session_dir.name, log, chosen)
-        if plays_all and games < len(log.games):
-            raise VerificationFailed(f"the log of actions has {len(log.games)} games, the actions give {games}")
+    games = check_games(config, session_dir.name, log, chosen)
+    if plays_all and games < len(log.games):
+        raise VerificationFailed(f"the log of actions has {len(log.games)} games, the actions give {games}")
     text = f"verified: {rows:,} of {all_rows:,} rows and {counted(games, 'game')}"
     if not plays_all:
         return f"{text} in {len(chosen)} of {len(all_pieces)} pieces are equal"
-    verification = Verification(
-        date=time.strftime("%Y-%m-%d", time.gmtime()),
-        version=__version__,
-        rows=rows,
-        games=games,
-        env_steps=env_steps,
-    )
+    verification = {
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "version": __version__,
+        "rows": rows,
+        "games": games,
+        "env_steps": env_steps,
+    }
     try:
-        write_json(session_dir / VERIFIED_FILE, verification._asdict())
+        write_json(session_dir / VERIFIED_FILE, verification)
     except OSError as error:
         return f"{text} are equal; the result is not saved: {os_reason(error)}"
     return f"{text} are equal"
@@ -96,7 +92,11 @@ def expected_rows(log: ActionLog, windows: Iterable[int]) -> dict[int, list[dict
     statistics = EpisodeStatistics()
     rows: dict[int, list[dict[str, float]]] = {}
     for reached, (first, last) in zip(env_steps.tolist(), itertools.pairwise([0, *games_before]), strict=True):
-        statistics.count(games_of_rows(log.games[first:last]), reached)
+        games = [
+            FinishedGame(int(step), int(env), episode_return, int(length))
+            for step, env, episode_return, length in log.games[first:last].tolist()
+        ]
+        statistics.count(games, reached)
         rows[reached] = []
         for window in windows:
             statistics.window = window
@@ -152,22 +152,3 @@ def _difference(row: Mapping[str, str], games: Mapping[str, float]) -> str:
         if row.get(name, text) != text:
             return f"{name} is {row[name]}, the games give {text}"
     return ""
-
-
-@contextlib.contextmanager
-def _excused_by(run_dir: Path, *packages: str) -> Iterator[None]:
-    """Context for comparisons whose result depends on these packages.
-
-    Raises:
-        UserError: in place of `VerificationFailed`, if one of them had another version in training.
-    """
-    try:
-        yield
-    except VerificationFailed as error:
-        for package in packages:
-            if others := other_versions(run_dir, package):
-                cause = f"{package} was {' or '.join(others)} in training"
-                raise UserError(
-                    f"{error}; that proves nothing, because {cause}: verify it with that version"
-                ) from error
-        raise

@@ -15,7 +15,7 @@ from typing import Any
 from jaxrl_atari.config import Config, LogConfig, changed_fields, config_from_dict
 from jaxrl_atari.errors import UserError, VerificationFailed
 from jaxrl_atari.imports import passed_on
-from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.checkpoints import Checkpoints, item_metas
 from jaxrl_atari.runs.layout import checkpoint_path, session_number
 from jaxrl_atari.session import iterations, open_session
 
@@ -34,8 +34,6 @@ def retrain(session_dir: Path, start: int) -> str:
     """
     checkpoints = Checkpoints(session_dir)
     meta = checkpoints.read_meta(start)
-    if meta.get("parameters_only"):
-        raise UserError("the checkpoint holds the parameters alone; ask its owner for the whole run")
     later = [env_steps for env_steps in checkpoints.env_steps() if env_steps > start]
     if not later:
         raise UserError(f"no later checkpoint than that at {start:,} env steps is kept")
@@ -110,10 +108,9 @@ def _digests(meta: dict[str, Any]) -> dict[str, str]:
 
     An item `evaluation` is left out: whether an evaluation is running depends on the machine's speed.
     """
-    items = {"arrays": meta, **meta["items"]}
     return {
         f"{item}/{path}": digest
-        for item, described in items.items()
+        for item, described in item_metas(meta).items()
         if item != "evaluation"
         for path, digest in described["checksums"].items()
     }

@@ -44,7 +44,7 @@ def test_a_new_run_never_takes_the_folder_of_another(tmp_path):
     for folder, problem in (
         (tmp_path, "holds .*, and no run"),
         (tmp_path / "notes" / "run", "Not a directory"),
-        (taken, f"holds a search, which `python -m jaxrl_atari.search --resume {taken}` continues"),
+        (taken, "holds a search; choose another folder"),
     ):
         with pytest.raises(UserError, match=problem):
             make_run_dir(config, folder)
@@ -131,9 +131,3 @@ def test_a_config_json_that_cannot_be_used_is_named_and_stays(tmp_path, content)
     with pytest.raises(UserError, match=r"config\.json: "):
         read_config(tmp_path)
     assert (tmp_path / "config.json").read_text() == content
-
-
-def test_a_run_keeps_its_lambda_although_the_default_of_its_game_has_changed(tmp_path):
-    write_json(tmp_path / "config.json", describe(TINY) | {"gae_lambda": 0.25})
-    assert TINY.ppo.gae_lambda is None
-    assert read_config(tmp_path).resolved_gae_lambda == 0.25

@@ -8,6 +8,7 @@ import pytest
 from sample_runs import table, write_checkpoint, write_run
 
 from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
+from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run
@@ -210,7 +211,8 @@ def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
     larger = read_run(run_dir, replace(run.config, total_env_steps=800))
     assert not larger.is_complete(), "a larger budget is not spent"
     file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": "many"}))
-    assert not read_run(run_dir).early_ends, "a damaged file counts as none"
+    with pytest.raises(UserError, match=r"stopped\.json: cannot be used"):
+        read_run(run_dir)
 
 
 def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_been(tmp_path):

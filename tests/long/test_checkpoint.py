@@ -30,9 +30,10 @@ def test_a_flipped_bit_is_never_silent(session):
             flip_bit(path, at)
             checkpoints = Checkpoints(session)
             try:
-                assert_same(checkpoints.restore(20, small_arrays(0)), small_arrays(20))
-                assert_same(checkpoints.restore(20, item="games"), GAMES)
-                assert checkpoints.read_meta(20) == sound
+                checkpoint = checkpoints.read(20)
+                assert_same(checkpoint.to_devices("arrays", small_arrays(0)), small_arrays(20))
+                assert_same(checkpoint.items["games"], GAMES)
+                assert checkpoint.meta == sound
             except DamagedCheckpoint:
                 found.add(path.relative_to(step_dir).as_posix())
             env_steps, arrays, damaged = newest(session)

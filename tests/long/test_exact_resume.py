@@ -94,7 +94,7 @@ def left(session_dir):
 )
 def test_two_stops_change_nothing(config, later, tmp_path, capsys):
     straight = left(train(config, tmp_path / "straight"))
-    games = Checkpoints(tmp_path / "straight").restore(straight[0]["env_steps"], item="games")
+    games = Checkpoints(tmp_path / "straight").read(straight[0]["env_steps"]).items["games"]
     assert games["anchor_step"].max() > 0, "no game has started from a new seed"
     stopped = left(train(config, tmp_path / "stopped", (4, 7), change(config, **later)))
     assert capsys.readouterr().out.count("resumed at") == 2
@@ -171,9 +171,10 @@ def test_each_piece_of_a_checkpoint_is_needed(leave_out, said, stopped, tmp_path
 )
 def test_games_that_do_not_play_again_as_they_were_are_not_continued(damage, stopped, tmp_path):
     """As with another emulator."""
-    source, meta = Checkpoints(stopped[0]), latest_meta(stopped[0])
-    arrays = source.restore(meta["env_steps"], abstract_arrays(OVERLAP, 4))
-    games = source.restore(meta["env_steps"], item="games")
+    checkpoint, _ = Checkpoints(stopped[0]).newest()
+    meta = checkpoint.meta
+    arrays = checkpoint.to_devices("arrays", abstract_arrays(OVERLAP, 4))
+    games = checkpoint.items["games"]
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)
     lines = Lines()

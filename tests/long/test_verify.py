@@ -92,12 +92,7 @@ SEGMENT = 5  # in its middle games go on, and one ends in it
             "where no update ended",
         ),
         (lambda parts, table: edit_segment(parts[0], anchors=lambda a: a[:-1]), " games, the actions give "),
-        (
-            lambda parts, table: edit_segment(parts[0], anchors=lambda a: a + np.array([0, 9, 0])),
-            "an anchor has a ",
-        ),
         (lambda parts, table: without_games(parts[SEGMENT]), "damaged (KeyError: "),
-        (lambda parts, table: edit_segment(parts[SEGMENT], games=lambda games: games[:, :2]), "have other shapes"),
         (lambda parts, table: parts[SEGMENT].unlink(), " before it end at step "),
         (lambda parts, table: shutil.copy(parts[SEGMENT], wider(parts[SEGMENT])), " before it end at step "),
         (lambda parts, table: parts[-1].unlink(), "the log of actions ends at"),
@@ -150,21 +145,6 @@ def test_a_difference_with_another_emulator_is_no_accusation(run_dir, capsys):
     code, line = verify_status(capsys, run_dir)
     assert code == 2
     assert "proves nothing, because ale-py was 0.1 in training" in line
-
-
-@pytest.mark.parametrize(
-    ("package", "tamper", "status"),
-    [
-        ("ale-py", lambda session_dir: segment_paths(session_dir)[-1].unlink(), 1),
-        ("jaxrl_atari", lambda session_dir: edit_row(session_dir / "metrics.csv", "return_mean", "99.5"), 2),
-    ],
-)
-def test_another_version_excuses_only_what_depends_on_it(package, tamper, status, run_dir, capsys):
-    """A row follows from the log, and a lost segment from the checkpoints."""
-    session_dir = run_dir / "session_0"
-    write_json(run_dir / "config.json", {"config": CONFIG.to_dict(), "versions": {package: "0.0.1"}})
-    tamper(session_dir)
-    assert verify_status(capsys, run_dir)[0] == status
 
 
 def test_a_session_that_trains_meanwhile_is_not_accused(run_dir, capsys, monkeypatch):

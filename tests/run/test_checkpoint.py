@@ -32,12 +32,12 @@ def test_everything_is_restored_bit_for_bit_in_whole_or_in_part(tmp_path):
     state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), target["train_state"])
     arrays = {"train_state": state, "key": jax.random.key(7)}
     save(Checkpoints(tmp_path), 2048, NAN, arrays)
-    checkpoints = Checkpoints(tmp_path)
-    assert_same(checkpoints.restore(2048, target), arrays)
-    found = checkpoints.restore(2048, {"train_state": {"params": target["train_state"].params}})
+    checkpoint = Checkpoints(tmp_path).read(2048)
+    assert_same(checkpoint.to_devices("arrays", target), arrays)
+    found = checkpoint.to_devices("arrays", {"train_state": {"params": target["train_state"].params}})
     assert_same(found["train_state"]["params"], state.params)
-    assert_same(checkpoints.restore(2048, item="games"), GAMES)
-    meta = checkpoints.read_meta(2048)
+    assert_same(checkpoint.items["games"], GAMES)
+    meta = checkpoint.meta
     assert (meta["env_steps"], meta["seed"], meta["score"]) == (2048, 3, None)
 
 
@@ -68,7 +68,7 @@ def test_devices_of_any_number_restore_what_others_saved(tmp_path):
     )
     for step, (saved, target) in enumerate([(placed, arrays), (arrays, placed)]):
         save(Checkpoints(tmp_path), step, NAN, saved)
-        restored = Checkpoints(tmp_path).restore(step, target)
+        restored = Checkpoints(tmp_path).read(step).to_devices("arrays", target)
         assert_same(restored, arrays)
         assert [x.sharding for x in restored.values()] == [target[name].sharding for name in restored]
 

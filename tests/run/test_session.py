@@ -233,7 +233,7 @@ def test_without_a_checkpoint_a_session_starts_anew_and_sets_its_logs_aside(copi
     before = [(copied / name).read_bytes() for name in ("metrics.csv", "evaluations.csv")]
     shutil.rmtree(copied / "checkpoints")
     out = resume(copied, capsys)
-    for name in ("metrics_2.csv", "evaluations_2.csv", "actions_2", "digests_2.jsonl"):
+    for name in ("metrics_2.csv", "evaluations_2.csv", "actions_2"):
         assert name in out
         assert (copied / name).exists()
     assert [(copied / name).read_bytes() for name in ("metrics_2.csv", "evaluations_2.csv")] == before
