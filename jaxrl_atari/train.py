@@ -17,7 +17,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.output import say
 from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
-from jaxrl_atari.runs.layout import CONFIG_FILE, RESUME_FILE, is_run
+from jaxrl_atari.runs.layout import CONFIG_FILE, RESUME_FILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ def parse_options(arguments: Sequence[str] | None) -> Options:
     """
     sources = read_sources(arguments)
     config = load_config(sources.config_file)
-    run_dir = sources.resumed(is_run)
+    run_dir = sources.resumed("run")
     stored = None
     if run_dir is not None:
         stored = read_config(run_dir, RESUME_FILE if job_name() else CONFIG_FILE)

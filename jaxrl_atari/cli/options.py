@@ -13,6 +13,7 @@ from jaxrl_atari.config import Config, NonNegativeInt, alternatives, changed_fie
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import import_named
 from jaxrl_atari.output import say_changes
+from jaxrl_atari.runs.layout import held_kind
 
 OptionsT = TypeVar("OptionsT")
 
@@ -81,13 +82,13 @@ class Sources(FromFile):
         """The directory to train in; None: a new one."""
         return self.resume or self.run_dir
 
-    def resumed(self, holds: Callable[[Path], bool]) -> Path | None:
+    def resumed(self, *kinds: str) -> Path | None:
         """The directory that is resumed: that of --resume, or that of --run-dir if it holds something to continue.
 
         Args:
-            holds: whether a directory holds something to continue, such as `is_run`.
+            kinds: what the command can continue, such as `run`.
         """
-        if self.resume or (self.run_dir and holds(self.run_dir)):
+        if self.resume or (self.run_dir and held_kind(self.run_dir) in kinds):
             return self.directory
         return None
 

@@ -43,7 +43,6 @@ from jaxrl_atari.runs.layout import (
     command_line,
     game_file,
     held_kind,
-    is_sweep,
     trial_dirs,
 )
 from jaxrl_atari.runs.reading import latest_meta, read_verification
@@ -169,7 +168,7 @@ def results_page(directory: Path) -> Page:
     """The page of a suite or a sweep: the table of its games, statistics over games, and graphs."""
     results = read_results(directory)
     graphs = plot_comparison(results.curves(), directory / GRAPHS_FOLDER) if results.curves() else []
-    if is_sweep(directory):
+    if held_kind(directory) == "sweep":
         file = SWEEP_FILE
         parts = [*results.suites]
     else:

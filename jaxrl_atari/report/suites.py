@@ -31,8 +31,7 @@ from jaxrl_atari.runs.files import read_result, write_file, write_json
 from jaxrl_atari.runs.layout import (
     SUITE_FILE,
     SWEEP_FILE,
-    is_run,
-    is_sweep,
+    held_kind,
 )
 
 GAME_COLUMNS = {
@@ -128,7 +127,7 @@ def read_suite(suite_dir: Path, failures: Mapping[Path, UserError] | None = None
     games = [game for game in read_games(suite_dir) if game in GAMES]
     runs = {}
     for game in games:
-        if is_run(suite_dir / game):
+        if held_kind(suite_dir / game) == "run":
             with contextlib.suppress(NoLogPoint):
                 runs[game] = read_run(suite_dir / game, config)
     return Suite(suite_dir, config, games, runs, failures or {})
@@ -279,7 +278,7 @@ def read_results(directory: Path, failures: Mapping[Path, UserError] | None = No
         UserError: as `read_suite`.
     """
     name = directory.absolute().name
-    if is_sweep(directory):
+    if held_kind(directory) == "sweep":
         settings = read_result(directory / SWEEP_FILE, settings=list)["settings"]
         directories = {each: directory / each for each in settings if Path(each).name == each}
         counts = [counted(len(directories), "setting")]

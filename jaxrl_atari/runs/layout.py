@@ -1,4 +1,4 @@
-"""Names of the files and folders of a run, suite, sweep or search, and what a directory holds (`is_run`).
+"""Names of the files and folders of a run, suite, sweep or search, and what a directory holds (`held_kind`).
 
 RUN_DIR/config.json     what the run is; see `description.py`
 RUN_DIR/.resume.json    what the run is to be, while jobs train it: config.json, once one has made an update
@@ -72,23 +72,6 @@ KINDS = {CONFIG_FILE: "run", SUITE_FILE: "suite", SWEEP_FILE: "sweep", SEARCH_FI
 def held_kind(directory: Path) -> str | None:
     """What a directory holds: `run`, `suite`, `sweep` or `search`; None if it holds none of them."""
     return next((kind for file, kind in KINDS.items() if (directory / file).is_file()), None)
-
-
-def is_run(directory: Path) -> bool:
-    """Whether a directory holds a run, also one that has no session yet."""
-    return (directory / CONFIG_FILE).is_file()
-
-
-def is_suite(directory: Path) -> bool:
-    return (directory / SUITE_FILE).is_file()
-
-
-def is_sweep(directory: Path) -> bool:
-    return (directory / SWEEP_FILE).is_file()
-
-
-def is_search(directory: Path) -> bool:
-    return (directory / SEARCH_FILE).is_file()
 
 
 def session_path(run_dir: Path, number: int) -> Path:

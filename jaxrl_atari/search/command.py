@@ -24,7 +24,6 @@ from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
     SEARCH_FILE,
     has_session,
-    is_search,
     resume_command,
     trial_dir,
 )
@@ -69,7 +68,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
         file = run_config_file(sources.config_file)
         default = Options(search=file.call("get_search", SearchConfig), config=file.call("get_config", Config))
     before = None
-    resumed = sources.resumed(is_search)
+    resumed = sources.resumed("search")
     if resumed is not None:
         config, search = read_search(resumed)
         before = Options(config=config, search=search)

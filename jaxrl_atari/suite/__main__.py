@@ -29,9 +29,7 @@ from jaxrl_atari.runs.layout import (
     REPORT_FILE,
     TRIAL_SUMMARY_FILE,
     has_session,
-    is_run,
-    is_suite,
-    is_sweep,
+    held_kind,
     resume_command,
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir
@@ -72,7 +70,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
     sources = read_sources(arguments)
     default = Options(config=dataclasses.replace(load_config(sources.config_file), name="suite"))
     before = None
-    resumed = sources.resumed(lambda directory: is_suite(directory) or is_sweep(directory))
+    resumed = sources.resumed("suite", "sweep")
     if resumed is not None:
         before = read_plan(resumed)
         sources.say_kept(default.config.to_dict(), before.config.to_dict())
@@ -148,7 +146,7 @@ def unfinished_jobs(directory: Path, plan: SweepPlan) -> list[Job]:
     """
     jobs: list[Job] = []
     for number, (label, run_dir, config) in enumerate(plan.trials(directory)):
-        if is_run(run_dir):
+        if held_kind(run_dir) == "run":
             require_same_run(config, read_config(run_dir), run_dir)
         left = session_jobs(config, run_dir, label, number * config.sessions)
         if not left:
@@ -199,7 +197,7 @@ def save_all_results(directory: Path, failures: Mapping[Path, UserError]) -> Non
     results = read_results(directory, failures)
     for _, run in results.curves():
         write_json(run.path / TRIAL_SUMMARY_FILE, run.summary)
-    if is_sweep(directory):
+    if held_kind(directory) == "sweep":
         for suite in results.suites.values():
             save_results(read_results(suite.path, failures), suite.path)
     save_results(results, directory)

@@ -16,7 +16,7 @@ from jaxrl_atari.envs.games import GAMES, game_under, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.description import describe, read_config, read_games
 from jaxrl_atari.runs.files import read_result, write_json
-from jaxrl_atari.runs.layout import SUITE_FILE, SWEEP_FILE, is_sweep
+from jaxrl_atari.runs.layout import SUITE_FILE, SWEEP_FILE, held_kind
 
 Vary = dict[str, list[Any]]
 """Dotted name of a field that varies -> its values."""
@@ -151,6 +151,6 @@ def read_plan(directory: Path) -> SweepPlan:
     Raises:
         UserError: the directory holds neither a sweep nor a suite, or its file cannot be used.
     """
-    file = SWEEP_FILE if is_sweep(directory) else SUITE_FILE
+    file = SWEEP_FILE if held_kind(directory) == "sweep" else SUITE_FILE
     vary = read_result(directory / file, vary=dict)["vary"] if file == SWEEP_FILE else {}
     return plan_sweep(read_config(directory, file), read_games(directory, file), vary)

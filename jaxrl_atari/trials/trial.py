@@ -19,7 +19,7 @@ from jaxrl_atari.report.summary import TrialSummary, read_run
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_SUMMARY_FILE, is_run, resume_command
+from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_SUMMARY_FILE, held_kind, resume_command
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.runs.writers import Writer
 from jaxrl_atari.trials.launch import raise_failures, run_jobs
@@ -181,7 +181,7 @@ def _train_sessions(
 
 def config_to_resume(config: Config, run_dir: Path | None) -> Config | None:
     """The config of the run in a directory; None if it holds none. Raises `UserError` if it cannot be resumed."""
-    if run_dir is None or not is_run(run_dir):
+    if run_dir is None or held_kind(run_dir) != "run":
         return None
     before = read_config(run_dir)
     require_same_run(config, before, run_dir)
