@@ -145,7 +145,6 @@ def _evaluation_section(run: Run) -> Section:
             "mean": float(each["mean"]),
             "spread": interval_text(means) if means else f"std {number_text(each.get('std'))}",
             "cut off": each.get("cut_off"),
-            "returns": ", ".join(map(number_text, means or each.get("returns", []))),
         })  # fmt: skip
     return Section("Evaluations of checkpoints", table_of(rows))
 
@@ -194,7 +193,10 @@ def search_page(search_dir: Path) -> Page:
         graphs = plot_search(search_dir)
     notes = ["Best first. The best of many is an optimistic pick: confirm it with other seeds."]
     search = dict(description["search"])
-    space = {name: _distribution_text(saved["attributes"]) for name, saved in search.pop("space").items()}
+    space = {
+        name: ", ".join(f"{attribute} {value}" for attribute, value in distribution["attributes"].items())
+        for name, distribution in search.pop("space").items()
+    }
     sections = [
         Section("Trials", table, notes if table else ["No trial has started yet, or Optuna is not installed."]),
         Section("Graphs", graphs=_svg(graphs)),
@@ -204,12 +206,6 @@ def search_page(search_dir: Path) -> Page:
     badges = ["search", f"protocol {config.env.resolved_protocol}"]
     parts = [path.name for path in trial_dirs(search_dir)]
     return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections, parts)
-
-
-def _distribution_text(attributes: Mapping[str, Any]) -> str:
-    """The attributes of a distribution of Optuna as text: `low 0.0001, high 0.0005, log True`."""
-    known = {name: value for name, value in attributes.items() if value is not None}
-    return ", ".join(f"{name} {_text(value)}" for name, value in known.items())
 
 
 # --- Parts -------------------------------------------------------------------------------------------------------

@@ -281,15 +281,13 @@ def read_results(directory: Path, failures: Mapping[Path, UserError] | None = No
     if held_kind(directory) == "sweep":
         settings = read_result(directory / SWEEP_FILE, settings=list)["settings"]
         directories = {each: directory / each for each in settings if Path(each).name == each}
-        counts = [counted(len(directories), "setting")]
     else:
         directories = {name: directory}
-        counts = []
     suites = {each: read_suite(path, failures) for each, path in directories.items()}
     suite = next(iter(suites.values()))
-    counts += [counted(len(suite.games), "game"), counted(suite.config.sessions, "session")]
+    trained = f"{counted(len(suite.games), 'game')}, {counted(suite.config.sessions, 'session')}"
     budget = f"{suite.config.total_env_steps:,} env steps each"
-    return Results(f"{name}: {', '.join(counts)} of {budget}, protocol {suite.protocol}", suites)
+    return Results(f"{name}: {trained} of {budget}, protocol {suite.protocol}", suites)
 
 
 def save_results(results: Results, directory: Path, name: str = "results") -> None:

@@ -88,8 +88,8 @@ def test_the_page_of_a_run_shows_everything(tmp_path):
         "(score - random) / (first reference - random) 0.185",
         "session_1 verified 4 of 4 rows, 456 games, on 2026-11-25, version 1.0",
         "time: policy % 25 0 25 25 25",
-        "evaluation.json 32 each 2,750 95% interval 1,881 to 3,619 7 2,400, 2,750, 3,100",
-        "session_1/evaluation_400.json 3, greedy 2,750 std 5 2 2, 4, 9.50",  # two games were cut off
+        "evaluation.json 32 each 2,750 95% interval 1,881 to 3,619 7",
+        "session_1/evaluation_400.json 3, greedy 2,750 std 5 2",  # two games were cut off
         f"6 of {len(flat(Config().to_dict()))} options differ", "env.num_envs 2 16",
         "python 3.11.2", "versions.jax 0.10.2", "git_revision 81c3ea4+", "hardware.memory_gib 8.12",
         "hardware.gpus Some GPU, Another", "resumed 2026-11-22 10:00:00 total_env_steps: 200 -> 400",
@@ -162,7 +162,7 @@ def test_the_page_of_a_search_shows_its_table_and_graphs_and_links_its_trials(tm
     assert "1 0.000123 225 200 finished 0 1e-05 75.12 200 stopped by ASHA 2 0.01 - - failed: the" in page.text
     graphs = [search_dir / "graphs" / f"{name}.svg" for name in ("curves", "fields", "parallel", "importances")]
     assert page.contents("img") == [graph.read_bytes() for graph in graphs]
-    assert "ppo.learning_rate low 1e-05, high 0.01, log True trials 4" in page.text
+    assert "ppo.learning_rate step None, low 1e-05, high 0.01, log True trials 4" in page.text
 
 
 def test_the_newest_video_and_evaluation_are_those_of_the_latest_date_in_their_files(tmp_path):

@@ -296,7 +296,7 @@ def test_results_are_shown_before_they_are_saved_and_the_rest_goes_on(tmp_path, 
     (sweep_dir / "results.md").mkdir()
     suite_command.main(["--resume", str(sweep_dir), "--sessions", "1"])
     said = capsys.readouterr().out
-    assert said.index("# sweep: 2 settings") < said.index("results are not saved: ")
+    assert said.index("# sweep: 1 game") < said.index("results are not saved: ")
     assert (sweep_dir / "ppo.gamma=0.9" / "results.md").is_file()
 
 
