@@ -127,6 +127,8 @@ def plot_search(search_dir: Path) -> list[Path]:
                 figure = np.ravel(plot(scored))[0].figure  # type: ignore[operator]
             except (ValueError, RuntimeError):  # no importances, because no field differs
                 continue
+            for axes in figure.axes:
+                axes.tick_params(which="minor", labelbottom=False)  # they overlap along a logarithmic axis
             files += save_figure(figure, search_dir / GRAPHS_FOLDER, name)
             plt.close(figure)
     return files

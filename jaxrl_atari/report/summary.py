@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.envs.games import Game, game_under
-from jaxrl_atari.errors import ConfigError, require
+from jaxrl_atari.errors import require
 from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
     align_sessions,
@@ -36,8 +36,8 @@ from jaxrl_atari.runs.reading import (
     require_own_seed,
 )
 
-FREE_FIELDS = ("name", "output_dir", "devices", "trial", "log", "evaluation")
-"""Fields in which the runs of a merged trial may differ, besides the seed and the number of sessions."""
+FREE_FIELDS = ("seed", "sessions", "name", "output_dir", "devices", "trial", "log", "evaluation")
+"""Fields of the config in which the runs of a merged trial may differ."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +131,14 @@ def merge_runs(runs: Sequence[Run], path: Path) -> Run:
         path: folder of the graphs and the report of the trial.
 
     Raises:
-        ConfigError: the configs differ in more than seed, sessions and `FREE_FIELDS`; two sessions have one seed.
+        ConfigError: the configs differ in more than `FREE_FIELDS`; two sessions have one seed.
     """
     first = runs[0]
     merged = replace(first, path=path, tables={}, early_ends={}, seeds={})
     for run in runs:
-        same = {name: getattr(first.config, name) for name in ("seed", "sessions", *FREE_FIELDS)}
-        changed = changed_fields(first.config.to_dict(), replace(run.config, **same).to_dict())
-        for name, (expected, value) in changed.items():
-            raise ConfigError(f"{run.path}: {name}", value, f"{expected}, as in {first.path}")
+        for name, (expected, value) in changed_fields(first.config.to_dict(), run.config.to_dict()).items():
+            is_free = name.split(".")[0] in FREE_FIELDS
+            require(is_free, f"{run.path}: {name}", value, f"{expected}, as in {first.path}")
         for session_dir, seed in run.seeds.items():
             expected = "a seed that no other session of the trial has"
             require(seed not in merged.seeds.values(), f"{session_dir}: seed", seed, expected)
