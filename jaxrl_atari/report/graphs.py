@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from jaxrl_atari.envs.games import Game
-from jaxrl_atari.errors import require
+from jaxrl_atari.errors import NoLogPoint, require
 from jaxrl_atari.report.metrics import align_sessions, sample_std
 from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import number_text
@@ -201,8 +201,11 @@ def plot_comparison(
         file: name of the files, without their suffixes.
 
     Raises:
+        NoLogPoint: there is no run.
         UserError: no run has the column.
     """
+    if not runs:
+        raise NoLogPoint("no session has a log point; wait for the first one")
     known = sorted({name for _, run in runs for table in run.tables.values() for name in table})
     require(column in known, "--column", column, f"one of {', '.join(known)}")
     panels: dict[str, list[tuple[str, Run]]] = {}

@@ -107,8 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         settings = f", {counted(len(plan.settings), 'setting')}" if plan.vary else ""
         say(f"suite: {directory}, {counted(len(plan.games), 'game')}{settings}")
         jobs = unfinished_jobs(directory, plan)
-        if plan != before or jobs:
-            write_plan(directory, plan)
+        write_plan(directory, plan)
         if before is not None:
             say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
         resume = resume_command("suite", directory)
