@@ -141,14 +141,14 @@ def require_interface(holds: object, name: str, value: Any, expected: str, hint:
         raise InterfaceError(name, value, expected, hint)
 
 
-def whole_number_variable(name: str, low: int = 0) -> int | None:
+def whole_number_variable(name: str) -> int | None:
     """The whole number in an environment variable; None if the variable is not set, or empty.
 
     Raises:
-        ConfigError: the variable holds something else, or a number below `low`.
+        ConfigError: the variable holds something else.
     """
     text = os.environ.get(name, "").strip()
     if not text:
         return None
-    require(text.isdecimal() and int(text) >= low, name, text, f"a whole number from {low} on", "or unset it")
+    require(text.isdecimal(), name, text, "a whole number from 0 on", "or unset it")
     return int(text)

@@ -32,7 +32,15 @@ def import_named(names: Sequence[str]) -> None:
     for name in names:
         if name.endswith(".py") or os.sep in name:
             name = os.path.abspath(os.path.expanduser(name))
-        _import(name)
+            if not os.path.isfile(name):
+                raise UserError(f"--import {name}: expected a Python file (.py) that exists")
+            if name not in sys.modules:
+                run_file(Path(name))
+        else:
+            try:
+                importlib.import_module(name)
+            except ModuleNotFoundError as error:
+                raise UserError(f"--import {name}: {reason(error)}") from error
         pass_on(name)  # only after the import: other processes need not try what has failed here
 
 
@@ -42,21 +50,7 @@ def import_inherited() -> None:
     Raises:
         UserError, Exception: as `import_named`.
     """
-    for name in passed_on():
-        _import(name)
-
-
-def _import(name: str) -> None:
-    """Imports a module, or a file by its absolute path, unless this process has imported it."""
-    if not os.path.isabs(name):
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise UserError(f"--import {name}: {reason(error)}") from error
-    elif not os.path.isfile(name):
-        raise UserError(f"--import {name}: expected a Python file (.py) that exists")
-    elif name not in sys.modules:
-        run_file(Path(name))
+    import_named(passed_on())
 
 
 def run_file(path: Path) -> ModuleType:

@@ -68,6 +68,6 @@ def xla_threads() -> int:
     """Number of threads among which XLA divides long sums on a CPU: NPROC, or the usable cores.
 
     Raises:
-        ConfigError: NPROC is not a whole number from 1 on. XLA would ignore it.
+        ConfigError: NPROC is not a whole number. XLA would ignore it.
     """
-    return whole_number_variable("NPROC", low=1) or usable_cores()
+    return whole_number_variable("NPROC") or usable_cores()

@@ -7,7 +7,6 @@ In several, items pass through JSON: a tuple comes back as a list.
 import itertools
 import json
 import os
-import re
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -38,8 +37,12 @@ def join_processes(options: DevicesConfig) -> None:
         UserError: the options do not say where the other processes are, or JAX has started.
     """
     coordinator, count, index = options.coordinator, options.num_processes, options.process_index
-    if coordinator is not None:
-        _check_coordinator(coordinator, is_here=index == 0)
+    if coordinator is not None and index == 0:  # without a free port, JAX crashes when the process ends
+        try:
+            socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
+        except (ValueError, OSError, OverflowError) as error:
+            expected = "HOST:PORT, with a free port of this machine"
+            raise ConfigError("devices.coordinator", coordinator, expected, str(error)) from error
     if count is not None and index is not None:  # the others would wait
         expected = f"less than devices.num_processes = {count}; the first process has index 0"
         require(index < count, "devices.process_index", index, expected)
@@ -73,19 +76,6 @@ def join_processes(options: DevicesConfig) -> None:
                 " or a cluster manager that JAX knows"
             )
         raise UserError(f"devices.distributed: {str(error).rstrip('.')}{hint}") from error
-
-
-def _check_coordinator(coordinator: str, is_here: bool) -> None:
-    """Raises `ConfigError` unless `devices.coordinator` is HOST:PORT, with a port that is free if it is here."""
-    is_address = re.fullmatch(r".+:\d{1,5}", coordinator) is not None
-    require(is_address, "devices.coordinator", coordinator, "HOST:PORT of process 0")
-    if is_here:  # without a free port, JAX crashes when the process ends
-        try:
-            socket.create_server(("", int(coordinator.rpartition(":")[2]))).close()
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                "devices.coordinator", coordinator, "a free port of this machine", str(error)
-            ) from error
 
 
 def is_leader() -> bool:

@@ -99,8 +99,8 @@ def test_processes_that_cannot_join_are_told_why_and_start_nothing():
     for line, expected in zip(
         refusals,
         (
-            "devices.coordinator = 'localhost': expected HOST:PORT of process 0",
-            "expected a free port of this machine",
+            "devices.coordinator = 'localhost': expected HOST:PORT, with a free port",
+            "expected HOST:PORT, with a free port",
             "devices.process_index = 2: expected less than devices.num_processes = 2",
         ),
         strict=True,
