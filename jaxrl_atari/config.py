@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import re
 import types
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -156,15 +155,6 @@ class EnvConfig:
                 value = getattr(self, name)
                 expected = f"nothing with env.backend = {self.backend}"
                 require(not value, f"env.{name}", value, expected, "add --env.backend gymnasium")
-        if self.atari_game is not None:
-            implied = parse_game(self.game)[1]
-            require(
-                self.protocol == "auto" or implied in (None, self.protocol),
-                "env.protocol",
-                self.protocol,
-                expected=f"{implied}, which the name {self.game} implies",
-                hint=f"leave env.protocol out, or write the game as {self.game_name}",
-            )
         frames = self.rules.max_frames
         require(frames % 4 == 0, "env.max_frames", frames, "a multiple of 4 (an env step)")
         require(
@@ -176,12 +166,6 @@ class EnvConfig:
         )
 
     def _check_gymnasium(self) -> None:
-        require(
-            re.fullmatch(r"([\w.]+:)?([\w-]+/)?[\w-][\w.-]*", self.game),
-            "env.game",
-            self.game,
-            expected="the id of a Gymnasium environment, such as MiniGrid-Empty-5x5-v0",
-        )
         # Gymnasium and its packages import modules that a string names, and a stored run may have such options.
         text = json.dumps(self.options, separators=(",", " "))  # so a colon is one of a string
         expected = "strings without a colon, which may name a module"
@@ -640,8 +624,11 @@ def _description(kind: Any, limits: Limits) -> str:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
-    low, high = (f"{limit:,}" if isinstance(limit, int) else f"{limit:g}" for limit in limits)
-    within = "" if low == "-inf" else f" from {low} on" if high == "inf" else f" from {low} to {high}"
+    within = ""
+    if limits.high < math.inf:
+        within = f" from {limits.low:,} to {limits.high:,}"
+    elif limits.low > -math.inf:
+        within = f" of at least {limits.low:,}"
     words = {
         int: f"a whole number{within}",
         float: f"a number{within}",

@@ -188,11 +188,17 @@ class EnvGroup:
         self.env_steps += int(np.sum(~newest_step.first))
         return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest_step, t)]
 
-    def finish(self) -> None:
-        """Ends the rollout: keeps what the next one starts from, and frees the memory of this one."""
-        self.rollout_start = next_rollout_start(self.buffer)
-        self.outcomes = []
+    def finish(self) -> tuple["RolloutBuffer", dict[str, jax.Array], Any]:
+        """Ends the rollout after step T: keeps what the next one starts from, and frees the memory of this one.
+
+        Returns:
+            The buffer; what learning sees of its steps, [T, B]; and the memory before step 0, [B, ...].
+        """
+        buffer, carry = self.buffer, self.rollout_start.carry
+        outcomes = jax.tree.map(lambda *arrays: np.stack(arrays), *self.outcomes)
+        self.rollout_start = next_rollout_start(buffer)
         del self.buffer, self._params
+        return buffer, jax.device_put(outcomes, self.device), carry
 
     def cut_segment(self) -> tuple[GamesInProgress, Segment] | None:
         """Ends a segment of the log of actions, for a checkpoint between two rollouts.
@@ -297,25 +303,13 @@ def collect(
             logged.setdefault(name, []).extend(values)
         group.pool.logged = {}
     return Collected(
-        rollouts=[finish_rollout(device_groups) for device_groups in groups],
+        rollouts=[join_groups([group.finish() for group in device_groups]) for device_groups in groups],
         env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
         games=sorted(game._replace(step=first_step + game.step) for game in everywhere),
         waiting_seconds=waiting,
         other_seconds=other,
         logged={name: float(np.mean(values)) for name, values in logged.items() if values},
     )
-
-
-def finish_rollout(groups: Sequence[EnvGroup]) -> Rollout:
-    """Ends the rollout of a device's groups after step T. Each group gets what its next rollout starts from."""
-    buffers = [group.buffer for group in groups]
-    outcomes = [jax.tree.map(lambda *arrays: np.stack(arrays), *group.outcomes) for group in groups]
-    joined = join_groups(
-        buffers, jax.device_put(outcomes, groups[0].device), [group.rollout_start.carry for group in groups]
-    )
-    for group in groups:
-        group.finish()
-    return joined
 
 
 # --- The policy, on the device -----------------------------------------------------------------------------------
@@ -427,16 +421,13 @@ def next_rollout_start(buffer: RolloutBuffer) -> RolloutStart:
 
 
 @jax.jit
-def join_groups(
-    buffers: Sequence[RolloutBuffer], outcomes: Sequence[dict[str, jax.Array]], carries: Sequence[Any]
-) -> Rollout:
+def join_groups(played: Sequence[tuple[RolloutBuffer, dict[str, jax.Array], Any]]) -> Rollout:
     """The rollout of all groups of a device: their environments side by side.
 
     Args:
-        buffers: of each group, after step T.
-        outcomes: of each group, [T, B], as `outcome_of` names them.
-        carries: of each group, the memory before step 0, [B, ...]: the learner starts from it.
+        played: what `EnvGroup.finish` returned for each group.
     """
+    buffers, outcomes, carries = zip(*played, strict=True)
     acted = [(each.frames, each.age, each.action, each.log_prob, each.value) for each in buffers]
     (frames, age, action, log_prob, value), outcome = jax.tree.map(
         lambda *arrays: jnp.concatenate(arrays, axis=1), *zip(acted, outcomes, strict=True)

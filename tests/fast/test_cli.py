@@ -40,7 +40,7 @@ def test_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
 
 REFUSED = {
     "__main__ trian --seed 1": "did you mean train?",
-    "train --env.num-envs 0": "env.num_envs = 0: expected a whole number from 1 on",
+    "train --env.num-envs 0": "env.num_envs = 0: expected a whole number of at least 1",
     "train --env.game Qbort": "env.game = 'Qbort'",
     "train --devices.gpu cuda": "devices.gpu = 'cuda'",
     "train --devices.gpu 7": "devices.gpu = 7",
@@ -55,7 +55,7 @@ REFUSED = {
     "suite --resume nowhere": "nowhere",
     "search --config configs/qbert.py": "get_search",
     "evaluate nowhere": "nowhere",
-    "evaluate nowhere --episodes 0": "--episodes = 0: expected a whole number from 1 on",
+    "evaluate nowhere --episodes 0": "--episodes = 0: expected a whole number of at least 1",
     "verify nowhere": "nowhere",
     "plots nowhere": "nowhere",
     "report nowhere": "nowhere",

@@ -103,7 +103,6 @@ INVALID = {
     "devices.data_parallel = 0": lambda: Config(devices=DevicesConfig(data_parallel=0)),
     "name = 'a/b'": lambda: Config(name="a/b"),
     # What does not go together.
-    "env.protocol = 'v5'": env(game="QbertNoFrameskip-v4", protocol="v5"),
     "env.max_frames = 10": env(max_frames=10),
     "env.noop_max = 0": env(backend="envpool", protocol="machado"),
     "env.options": env(options={"mode": 12}),

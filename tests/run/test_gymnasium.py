@@ -213,7 +213,6 @@ def env(game="Clock-v0", backend="gymnasium", **options):
     [
         ({"noop_max": 3}, "env.noop_max"),
         ({"options": {"a": [{"b": "os:system"}]}}, "env.options"),
-        ({"game": "../x"}, "env.game"),
     ],
 )
 def test_options_that_do_nothing_are_refused(options, field):
