@@ -124,14 +124,23 @@ def _make_atari(game: str, *, rules: Rules, **options: Any) -> gymnasium.Env:
 def _as_frames(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasium.Env:
     """Turns observations into frames: the entry `image_key` of dictionaries, in grey, resized.
 
-    Gymnasium's wrappers refuse observations that are not images of uint8 from 0 to 255.
+    Gymnasium's wrappers refuse spaces that are not of images, uint8 from 0 to 255. An observation of another type
+    than its space, such as float32 from 0 to 1, would become a black frame.
     """
     space = env.observation_space
+    key = image_key if isinstance(space, spaces.Dict) else None
     if isinstance(space, spaces.Dict):
-        key = str(image_key)
         expected = f"a key of the observations of {game}: {', '.join(space)}"
         require(key in space.spaces, "env.image_key", image_key, expected)
-        env = wrappers.TransformObservation(env, lambda observation: observation[key], space[key])
+        space = space[str(key)]
+
+    def image(observation: Any) -> np.ndarray:
+        chosen = np.asarray(observation if key is None else observation[key])
+        expected = f"images of {space.dtype}, as its observation_space declares, and it returns {chosen.dtype}"
+        require(chosen.dtype == space.dtype, "env.game", game, expected)
+        return chosen
+
+    env = wrappers.TransformObservation(env, image, space)
     shape = env.observation_space.shape or ()
     if len(shape) == 3:
         grey = shape[-1] != 3
@@ -143,7 +152,7 @@ def check_environment(env: EnvConfig) -> str:
     """Makes an environment once, starts it, and returns one line on its actions.
 
     Raises:
-        UserError: as `make_single`.
+        UserError: as `make_single`; or the first observation is not of the type of its space.
     """
     with contextlib.closing(make_single(env)) as made:
         made.reset(seed=0)
@@ -187,6 +196,7 @@ class GymnasiumPool(EnvPool):
         self._is_atari = env.atari_game is not None
         self._is_wrapped = env.wrapper is not None
         self._seeds = list(seeds)
+        self._steps = 0
         self._actions = np.zeros(len(seeds), np.int64)
         self._frame = np.zeros((len(seeds), FRAME_SIZE, FRAME_SIZE), np.uint8)  # of the newest step
         super().__init__(envs, len(seeds), num_actions=int(space.n))
@@ -202,8 +212,11 @@ class GymnasiumPool(EnvPool):
 
     def _recv(self) -> RawStep:
         self._frame, reward, terminated, truncated, info = self._envs.step(self._actions)
-        if not np.isfinite(reward).all():
-            raise UserError(f"env.game: an environment returned a reward that is not finite: {reward}")
+        self._steps += 1
+        for i in np.flatnonzero(~np.isfinite(reward)):
+            raise UserError(
+                f"env.game: environment {i} returned the reward {reward[i]} in its step {self._steps:,}"
+            )
         if not self._is_wrapped:
             return RawStep(self._frame, reward, terminated, truncated, self._lives(info))
         for name, values in info.get("log", {}).items():

@@ -181,6 +181,13 @@ def test_refusals_are_one_line(game, options, expected):
     assert "\n" not in str(error.value)
 
 
+class Floats(Clock):
+    """Declares bytes, and returns numbers from 0 to 1."""
+
+    def _observation(self):
+        return super()._observation() / 255
+
+
 class NoReward(Clock):
     """Its second reward is not a number."""
 
@@ -189,15 +196,18 @@ class NoReward(Clock):
         return observation, np.nan if self.time == 2 else reward, *rest
 
 
+gymnasium.register("JaxrlTest/Floats-v0", Floats)
 gymnasium.register("JaxrlTest/NoReward-v0", NoReward)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Gymnasium's checker
-def test_rewards_that_are_no_numbers():
+def test_images_of_another_type_and_rewards_that_are_no_numbers():
+    with pytest.raises(UserError, match=r"images of uint8, .* returns float64"):
+        check_environment(EnvConfig(game="JaxrlTest/Floats-v0", backend="gymnasium"))
     pool = pool_of(2, "JaxrlTest/NoReward-v0")
     pool.reset()
     pool.step(np.zeros(2, int))
-    with pytest.raises(UserError, match="a reward that is not finite"):
+    with pytest.raises(UserError, match="environment 0 returned the reward nan in its step 2"):
         pool.step(np.zeros(2, int))
 
 
