@@ -21,7 +21,7 @@ import optax
 from flax.core import FrozenDict
 
 from jaxrl_atari.config import TRACED_OPTIONS, Config, PPOConfig
-from jaxrl_atari.errors import UNREGISTERED, require, require_interface
+from jaxrl_atari.errors import UNREGISTERED, InterfaceError, require, require_interface
 from jaxrl_atari.networks import Apply, Observation, make_network
 
 # --- Data --------------------------------------------------------------------------------------------------------
@@ -337,6 +337,21 @@ _STATIC_OPTIONS = [option.name for option in fields(PPOConfig) if option.name no
 jax.tree_util.register_dataclass(PPOConfig, TRACED_OPTIONS, _STATIC_OPTIONS)
 
 
+class Coefficients(dict[str, Any]):
+    """The coefficients in force: name -> number."""
+
+    def __missing__(self, name: str) -> Any:
+        declared = f"a coefficient that the algorithm declares, which are: {', '.join(self) or 'none'}"
+        raise InterfaceError("options.coefficients", name, declared, "add it to `coefficients` of the `Algorithm`")
+
+
+jax.tree_util.register_pytree_node(
+    Coefficients,
+    lambda coefficients: (tuple(coefficients.values()), tuple(coefficients)),
+    lambda names, values: Coefficients(zip(names, values, strict=True)),
+)
+
+
 def resolved_options(config: Config) -> PPOConfig:
     """The options `ppo.*` in force: lambda and each coefficient of the algorithm are numbers.
 
@@ -349,7 +364,7 @@ def resolved_options(config: Config) -> PPOConfig:
         expected = f"a coefficient of algorithm = {config.algorithm}, which has {', '.join(defaults) or 'none'}"
         hint = "--ppo.coefficients '{}' chooses none"
         require(name in defaults, f"ppo.coefficients.{name}", value, expected, hint)
-    coefficients = {name: float(chosen.get(name, default)) for name, default in defaults.items()}
+    coefficients = Coefficients({name: float(chosen.get(name, default)) for name, default in defaults.items()})
     return replace(config.ppo, gae_lambda=config.resolved_gae_lambda, coefficients=coefficients)
 
 

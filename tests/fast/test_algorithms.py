@@ -90,6 +90,8 @@ def test_coefficients_are_those_of_the_algorithm_unless_others_are_chosen():
     assert resolved("vtrace", max_c=2) == {"max_rho": 1.0, "max_c": 2.0}
     with pytest.raises(ConfigError, match=r"ppo.coefficients.rho = 2: .* vtrace, which has max_rho, max_c"):
         resolved("vtrace", rho=2)
+    with pytest.raises(InterfaceError, match=r"rho.* declares, which are: max_rho, max_c"):
+        resolved("vtrace")["rho"]
 
 
 def test_a_coefficient_is_a_field_of_a_config():
