@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_atari.algorithm import find_algorithm, new_key, resolved_options
+from jaxrl_atari.algorithm import check_config, find_algorithm, new_key, resolved_options
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
@@ -153,7 +153,7 @@ def memory_report(config: Config, local: Sequence[jax.Device]) -> str:
     num_learners = config.devices.data_parallel
     if num_learners == "all":
         num_learners = len(local) * (config.devices.num_processes or 1)
-    config.check_sizes(num_learners)
+    check_config(config, num_learners)
     actions = 18  # the full action set: no ALE game has more
     num_envs = config.env.num_envs // num_learners
     options = dataclasses.replace(

@@ -185,11 +185,12 @@ def parse_game(name: str) -> tuple[str, ReferenceProtocol | None]:
 
 
 def game_of_id(environment: str) -> str | None:
-    """The game of a Gymnasium id that implies a protocol; None for any other id.
+    """The game that a Gymnasium id names; None for an id that is played as it is registered.
 
-    Such ids are `ALE/MsPacman-v5` and `MsPacmanNoFrameskip-v4`. Unlike `parse_game`, it accepts no other spelling.
+    Ids of games are `ALE/MsPacman-v5`, `MsPacmanNoFrameskip-v4` and `MsPacman`, which Gymnasium alone would take
+    for `MsPacman-v4`. Unlike `parse_game`, it accepts no other spelling.
     """
-    match = re.fullmatch(r"ALE/(\w+)-v5|(\w+)NoFrameskip-v4", environment)
+    match = re.fullmatch(r"ALE/(\w+)-v5|(\w+?)(?:NoFrameskip-v4)?", environment)
     name = match and (match[1] or match[2])
     return name if name in GAMES else None
 

@@ -93,8 +93,9 @@ def make_single(env: EnvConfig, render: bool = False) -> gymnasium.Env:
 
 def _make(env: EnvConfig, render: bool) -> gymnasium.Env:
     """The environment as it is registered; a game of ALE under its protocol. Arguments: as `make_single`."""
-    game = env.game_name
-    make = partial(gymnasium.make, game) if env.atari_game is None else partial(_make_atari, game, rules=env.rules)
+    make = partial(gymnasium.make, env.game_name)
+    if env.atari_game is not None:
+        make = partial(_make_atari, f"ALE/{env.atari_game}-v5", rules=env.rules)
     made = make(**env.options)
     if render and "rgb_array" in (made.metadata.get("render_modes") or ()):
         with contextlib.suppress(TypeError):  # a function of the user's takes no `render_mode`

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_atari import __version__
 from jaxrl_atari.algorithms.dialects import dialect_text
-from jaxrl_atari.config import Config, flat
+from jaxrl_atari.config import Config, changed_fields, flat
 from jaxrl_atari.errors import NoLogPoint
 from jaxrl_atari.output import counted, say, try_to
 from jaxrl_atari.report.evaluations import evaluations, played_at
@@ -229,14 +229,12 @@ def _settings_sections(
         description: the content of config.json, suite.json, sweep.json or search.json.
         devices: session -> its devices.
     """
-    usual = flat(Config().to_dict())
-    options = flat(config.to_dict())
+    options = config.to_dict()
     rows = [
-        {"option": name, "value": str(value), "default": str(usual.get(name))}
-        for name, value in options.items()
-        if value != usual.get(name)
+        {"option": name, "value": str(value), "default": str(usual)}
+        for name, (usual, value) in changed_fields(Config().to_dict(), options).items()
     ]
-    note = f"{len(rows)} of {len(options)} options differ from the defaults."
+    note = f"{len(rows)} of {len(flat(options))} options differ from the defaults."
     facts = {"protocol": config.env.resolved_protocol, "resume": config.resume_note}
     software = {name: description.get(name) for name in ("python", "versions", "git_revision", "hardware")}
     machine = {name: _text(value) for name, value in flat(software).items() if value is not None}

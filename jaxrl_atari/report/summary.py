@@ -72,7 +72,7 @@ class Run:
         return f"mean over the last {return_ma_window(self.config.total_env_steps):,} env steps"
 
     def is_finished(self, session_dir: Path) -> bool:
-        """Whether a session has spent its budget, or was ended early by `stop` of `run_training`.
+        """Whether a session has spent its budget, or was ended early (`EarlyEnd`).
 
         Args:
             session_dir: its directory, a key of `tables`.
@@ -161,7 +161,7 @@ def choose_members(run: Run) -> Members:
     """Chooses the sessions of a trial that count, so that all of them are compared at the same env steps.
 
     - Once a session has finished, the finished sessions count: those that have spent their budget, and those ended
-      by `stop` of `run_training`. The curve of the latter keeps its last value.
+      early. The curve of the latter keeps its last value.
     - Before that, sessions that have come at least half as far as the furthest one count. Their log points are
       cut at the env steps that all of them have reached.
 
@@ -192,7 +192,7 @@ class TrialSummary(TypedDict):
     protocol: str
     complete: bool  # whether every session has finished
     unfinished_games: str | None  # what is known of the games in progress, if no game has finished
-    stopped: dict[str, dict[str, Any]]  # session that `stop` of `run_training` has ended -> `env_steps`, `reason`
+    stopped: dict[str, dict[str, Any]]  # session that was ended early -> `env_steps`, `reason`
     score: float | None  # mean of `session_scores`
     session_scores: list[float]  # the final `return_ma` of each member that has finished a game
     score_std: float | None  # None for a single score

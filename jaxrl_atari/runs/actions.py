@@ -60,7 +60,7 @@ def write_segment(
     write_file(session_dir / ACTIONS_FOLDER / f"{first:010}_{first + steps:010}.npz", content.getvalue())
 
 
-def cut_segments(session_dir: Path, steps: int) -> None:
+def remove_segments_after(session_dir: Path, steps: int) -> None:
     """Removes the segments beyond a checkpoint that was written after `steps` steps of each environment."""
     for _, last, path in segments(session_dir):
         if last > steps:

@@ -62,7 +62,7 @@ CHECKPOINTS_FOLDER = "checkpoints"
 ACTIONS_FOLDER = "actions"
 WANDB_FILE = "wandb_id"
 STOPPED_FILE = "stopped.json"
-"""What ended a session before its budget was spent, other than a stop request: `stop` of `run_training`."""
+"""What ended a session before its budget was spent, other than a stop request; see `reading.EarlyEnd`."""
 VERIFIED_FILE = "verified.json"
 
 KINDS = {CONFIG_FILE: "run", SUITE_FILE: "suite", SWEEP_FILE: "sweep", SEARCH_FILE: "search"}

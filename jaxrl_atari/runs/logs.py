@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.runs.actions import cut_segments
+from jaxrl_atari.runs.actions import remove_segments_after
 from jaxrl_atari.runs.files import unused, write_file
 from jaxrl_atari.runs.layout import (
     ACTIONS_FOLDER,
@@ -60,7 +60,7 @@ def open_logs(
         outputs.add(TensorBoardWriter(config, session_dir))  # it reads the tables, which have been cut
     if run_id:
         write_file(session_dir / WANDB_FILE, run_id)
-    cut_segments(session_dir, progress.steps_per_env)
+    remove_segments_after(session_dir, progress.steps_per_env)
     (session_dir / VERIFIED_FILE).unlink(missing_ok=True)  # it is about the files as they were
 
 

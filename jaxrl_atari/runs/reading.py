@@ -94,8 +94,6 @@ def is_finished(config: Config, session_dir: Path) -> bool:
     latest = latest_env_steps(session_dir)
     if not config.is_spent(latest) and read_early_end(session_dir, config.total_env_steps) is None:
         return False
-    if latest == 0:  # it ended before its first update
-        return True
     evaluated = latest_meta(session_dir).get("evaluated_env_steps")
     if evaluated is None:
         return False
@@ -108,7 +106,8 @@ def is_finished(config: Config, session_dir: Path) -> bool:
 
 
 class EarlyEnd(NamedTuple):
-    """The end of a session before its budget was spent, by `stop` of `run_training`: SESSION_DIR/stopped.json."""
+    """The end of a session before its budget was spent, by `stop` of `run_training` or a
+    rule of `log`: SESSION_DIR/stopped.json."""
 
     env_steps: int
     reason: str

@@ -26,11 +26,12 @@ def test_a_game_of_ale_is_that_of_the_back_end_ale():
     """Without chance, both play the same game: frames, rewards, lives and ends are equal bit by bit."""
     pools = [
         make_pool("ale", "Breakout", 1, seed=0, rules=WITHOUT_CHANCE),
-        pool_of(1, "ALE/Breakout-v5", rules=WITHOUT_CHANCE),
+        *(pool_of(1, name, rules=WITHOUT_CHANCE) for name in ("ALE/Breakout-v5", "Breakout")),
     ]
     actions = random_actions(pools[0], 400)
-    left, right = (play(pool, actions) for pool in pools)
-    assert_equal(left, right)
+    left, *others = (play(pool, actions) for pool in pools)
+    for right in others:
+        assert_equal(left, right)
     assert left.life_lost.any()
     assert left.terminated.any()
 
