@@ -173,11 +173,14 @@ def raise_failures(failures: Mapping[str, UserError], count: int, directory: Pat
         resume: the command that runs those that failed again.
 
     Raises:
-        UserError: no session could begin, and the directory has none.
+        UserError: the error of the only session; or no session could begin, and the directory has none.
         SessionsFailed: sessions failed otherwise.
     """
     if not failures:
         return
+    only = next(iter(failures.values())) if count == 1 else None
+    if only is not None and only.exit_status == UserError.exit_status:
+        raise only
     if not has_session(directory):
         raise UserError(f"no session could begin: {'; '.join(dict.fromkeys(map(str, failures.values())))}")
     reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())

@@ -16,7 +16,7 @@ from user_commands import ROOT, still_running
 from jaxrl_atari.cli.signals import INTERRUPTED
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError
-from jaxrl_atari.trials.launch import run_jobs
+from jaxrl_atari.trials.launch import raise_failures, run_jobs
 from jaxrl_atari.trials.programs import compiled_once
 from jaxrl_atari.trials.slots import Slot
 
@@ -54,6 +54,17 @@ def test_each_failure_is_named_and_the_others_finish(tmp_path, capfd):
     for line in ("on A", "it begins", "it goes on"):
         assert {f"session {number}  {line}" for number in range(5)} <= {*lines}
     assert "session 2  Traceback (most recent call last):" in lines
+
+
+def test_an_only_session_fails_with_its_own_error(tmp_path):
+    (tmp_path / "session_0").mkdir()
+    (tmp_path / "session_0" / "metrics.csv").touch()
+    failure = UserError("seed = -1: expected another one")
+    with pytest.raises(UserError) as only:
+        raise_failures({"session 0": failure}, 1, tmp_path, "")
+    assert only.value is failure
+    with pytest.raises(SessionsFailed, match="1 of 2 sessions failed"):
+        raise_failures({"session 0": failure}, 2, tmp_path, "")
 
 
 def test_output_that_is_kept_lies_in_the_folder_of_the_job(tmp_path):
