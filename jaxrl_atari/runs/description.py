@@ -46,8 +46,9 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
         kind = held_kind(directory)
         hint = f"it holds a {kind}" if kind else "expected data/NAME_TIMESTAMP"
         raise UserError(f"{directory}: not a {KINDS[file]} directory (it has no {file}); {hint}")
+    stored = read_result(path, config=dict)["config"]
     try:
-        return config_from_dict(read_json(path)["config"])
+        return config_from_dict(stored)
     except UserError as error:  # with its own advice, such as for a field of another version
         raise UserError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:

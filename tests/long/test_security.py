@@ -87,6 +87,7 @@ def one_line_or_result(read, *arguments):
 @given(content=hostile_files(describe(CONFIG)))
 @example(content=DEEP)
 @example(content=b'{"config": {"env": 3}}')
+@example(content=b'{"config": null}')
 @example(content=json.dumps({"config": {"name": ELSEWHERE}}).encode())
 def test_config_json(content, tmp_path):
     (tmp_path / "config.json").write_bytes(content)
