@@ -29,19 +29,6 @@ jax.config.update("jax_num_cpu_devices", 8)  # not XLA_FLAGS, which the processe
 
 
 @pytest.fixture(autouse=True)
-def compilation_cache_stays():
-    """A test that changes a setting of the cache puts it back: the tests after it would compile everything
-    again."""
-
-    def settings():
-        return {name: value for name, value in jax.config.values.items() if "cache" in name}
-
-    before = settings()
-    yield
-    assert settings() == before
-
-
-@pytest.fixture(autouse=True)
 def imports_end_with_their_test(monkeypatch):
     """What a test imports for a command, the processes that a later test starts do not inherit."""
     monkeypatch.setenv(IMPORTS_VARIABLE, "[]")

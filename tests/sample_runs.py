@@ -87,42 +87,6 @@ def read_csv(path):
         return list(csv.DictReader(file))
 
 
-def flip_bit(path):
-    """Flips a bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def learning_table(game, seed, count=1000, total_env_steps=10_000_000, gpu=True):
-    """A realistic table: returns climb in an S shape to about the reference score, with noise and falls."""
-    rng = np.random.default_rng(seed)
-    progress = np.arange(1, count + 1) / count
-    climb = 1 / (1 + np.exp(-(progress - rng.uniform(0.25, 0.4)) * 9)) * rng.uniform(0.8, 1.1)
-    wander = np.cumsum(rng.normal(0, 0.012, count)) * climb * np.sqrt(200 / count + 0.2)
-    low = game.random.score if game.random else 0.0
-    high = game.references[0].score if game.references else 100.0
-    returns = low + (high - low) * (climb + wander + rng.normal(0, 0.01, count))
-    returns[: max(1, count // 200)] = np.nan  # no game has ended yet
-    noise = lambda scale: rng.normal(0, scale, count)  # noqa: E731
-    columns = {
-        "policy_loss": -0.01 + 0.004 * progress + noise(0.002),
-        "value_loss": 0.3 * (1 - 0.5 * progress) * np.exp(noise(0.25)),
-        "entropy": 1.75 - 1.1 * progress**0.6 + noise(0.02),
-        "approx_kl": 0.012 * (1 - progress) * np.exp(noise(0.3)),
-        "clip_fraction": np.clip(0.2 * (1 - 0.8 * progress) + noise(0.02), 0, 1),
-        "explained_variance": np.clip(0.9 - 0.9 * np.exp(-10 * progress) + noise(0.04), -1, 1),
-        "gradient_norm": 0.6 + 0.5 * progress + np.abs(noise(0.15)),
-        "learning_rate": 2.5e-4 * (1 - progress),
-        "sps": 14_000 + noise(400) - 5_000 * (rng.uniform(size=count) < 0.02),
-        "wall_seconds": progress * total_env_steps / 14_000,
-        "episode_length": 300 + 500 * climb,
-    }
-    if gpu:
-        columns["gpu_busy_percent"] = np.clip(88 + noise(3), 0, 100)
-    return table(returns, env_steps=np.round(progress * total_env_steps), **columns)
-
-
 TRIALS = ((1e-4, 3.0, "COMPLETE"), (3e-4, 9.0, "COMPLETE"), (1e-3, 6.0, "PRUNED"))
 
 

@@ -19,6 +19,7 @@ from jaxrl_atari.runs.reading import read_metrics
 from jaxrl_atari.suite.sweep import read_plan
 
 EVALUATION = "session_0/evaluation_400.json"
+VERIFIED = "session_0/verified.json"
 DAMAGED = {
     "cut in half": lambda content: content[: len(content) // 2],
     "binary": lambda content: bytes(range(128, 256)),
@@ -36,7 +37,7 @@ def make_run(run_dir):
     result = {"checkpoint": "latest", "episodes": 2, "greedy": False, "mean": 1.5, "std": 0.5}
     write_json(run_dir / EVALUATION, result | {"returns": [1.0, 2.0], "truncated": [False] * 2})
     verified = {"date": "2026-11-26", "version": "1.0", "rows": 4, "games": 2, "env_steps": 400}
-    write_json(run_dir / "session_0" / "verified.json", verified)
+    write_json(run_dir / VERIFIED, verified)
     return run_dir
 
 
@@ -67,10 +68,11 @@ def damage_file(path, damage):
     DAMAGED.values(),
     ids=DAMAGED,
 )
-def test_a_damaged_evaluation_is_named_and_stays(run_dir, damage):
-    damage_file(run_dir / EVALUATION, damage)
+@pytest.mark.parametrize("name", [EVALUATION, VERIFIED])
+def test_a_damaged_result_of_a_session_is_named_and_stays(run_dir, name, damage):
+    damage_file(run_dir / name, damage)
     before = files(run_dir)
-    with pytest.raises(UserError, match=f"{EVALUATION}: "):
+    with pytest.raises(UserError, match=f"{name}: "):
         write_report(run_dir)
     assert before.items() <= files(run_dir).items()  # there may be graphs
 
@@ -83,15 +85,6 @@ def test_a_damaged_suite_is_named_and_stays(suite_dir, damage):
         with pytest.raises(UserError, match=r"suite\.json: cannot be used"):
             command(suite_dir)
     assert files(suite_dir) == before
-
-
-def test_a_damaged_verified_json_is_named_and_stays(run_dir):
-    path = run_dir / "session_0" / "verified.json"
-    damage_file(path, DAMAGED["cut in half"])
-    before = path.read_bytes()
-    with pytest.raises(UserError, match=r"verified\.json: cannot be used"):
-        write_report(run_dir)
-    assert path.read_bytes() == before
 
 
 def test_log_points_that_cannot_be_read_are_not_absent(suite_dir):

@@ -9,7 +9,7 @@ import pytest
 from small_training import TINY, change
 
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.imports import IMPORTS_VARIABLE, import_named
+from jaxrl_atari.imports import import_named
 from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import read_json, write_file, write_json
 from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code, make_run_dir
@@ -77,8 +77,7 @@ def test_the_new_directory_of_a_refused_command_is_removed_unless_a_session_has_
     assert (tmp_path / "mine" / ".git").exists()
 
 
-def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path, monkeypatch):
-    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
+def test_a_file_that_was_imported_is_kept_once_and_may_go_away(tmp_path):
     own, other = tmp_path / "nets[1].py", tmp_path / "nets[1]_old.py"
     own.write_text("x = 1\n")
     other.write_text("x = 2\n")

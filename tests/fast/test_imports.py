@@ -21,8 +21,6 @@ MARK = "import builtins, beside_it\nbuiltins.named = getattr(builtins, 'named', 
 @pytest.fixture
 def user_file(tmp_path, monkeypatch):
     """A file that counts how often it is run, as the attribute `named` of builtins, and a module beside it."""
-    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr("builtins.named", 0, raising=False)
     (tmp_path / "beside_it.py").write_text("ONE = 1\n")
     path = tmp_path / "user_file_of_the_test.py"

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from sample_runs import table, write_checkpoint, write_run
 
-from jaxrl_atari.envs.games import GAMES, Game, Reference, game_under
+from jaxrl_atari.envs.games import GAMES, Game, Reference
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.report.text import score_notes, summary_table
+from jaxrl_atari.report.text import summary_table
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -24,23 +24,6 @@ GAME = Game(
     human=Reference("human", 70.0),
     dqn_random=Reference("random", 20.0),
 )
-
-
-def array(*values):
-    return np.array(values, float)
-
-
-def test_figures_of_merit():
-    # (0/100 + 10/200 + 20/300 + 10/400) / 40 = (0.05 + 0.066667 + 0.025) / 40
-    steps = array(100, 200, 300, 400)
-    assert metrics.efficiency(array(0, 10, 20, 10), steps) == pytest.approx(0.1416667 / 40, rel=1e-6)
-    # The falls are -10 and -5; the strengths before the last are 0 + 20 + 10 + 30 = 60.
-    assert metrics.stability(array(0, 20, 10, 30, 25)) == pytest.approx(1 - 15 / 60)
-    assert metrics.stability(array(1, 2, 3)) == 1
-    # Stds 0, 5, 10 (population), means 10, 15, 20: 1 - 2 * 15 / 45.
-    assert metrics.consistency(np.array([[10, 10, 10], [10, 20, 30]])) == pytest.approx(1 - 30 / 45)
-    for undefined in (metrics.efficiency(array(0, 0), array(1, 2)), metrics.stability(array(3))):
-        assert np.isnan(undefined)
 
 
 def test_normalised_scores():
@@ -95,12 +78,6 @@ def test_figures_without_a_meaning_are_left_out(returns, game, known):
     }  # fmt: skip
 
 
-def test_infinite_values_are_unknown():
-    figures = session_metrics(table([20, 30], wall_seconds=[1, np.inf], sps=[np.inf, np.inf]), GAME)
-    assert (figures["wall_hours"], figures["sps"]) == (None, None)
-    json.dumps(figures, allow_nan=False)
-
-
 def test_sessions_are_aligned_interpolated_and_held_at_their_end():
     grid, values = metrics.align_sessions([table([1, 2, 3]), table([NAN, 4, 5])], "return_mean")
     assert grid.tolist() == [100, 200, 300]
@@ -148,39 +125,6 @@ def test_strength_is_a_mean_over_all_sessions_and_a_ratio_without_a_meaning_has_
 
 
 # Texts and files.
-
-
-def test_the_trial_summary_is_json_and_printed(tmp_path):
-    run_dir = write_run(tmp_path / "run", [table([1000, 2000, 3000, 4000]), table([2000, 3000, 4000, 5000])])
-    run = read_run(run_dir)
-    summary = run.summary
-    assert json.loads(json.dumps(summary)) == summary  # as in trial.json
-    assert (summary["game"], summary["protocol"], summary["complete"]) == ("Qbert", "v5", True)
-    lines = [" ".join(line.replace("|", "").split()) for line in summary_table(run).splitlines()]
-    assert "score 3,000 707.11 2,500 3,500" in lines
-
-
-def test_classic_runs_have_the_references_of_their_protocol(tmp_path):
-    run_dir = write_run(tmp_path / "run", [table([10.0, 20.0])], game="PongNoFrameskip-v4")
-    run = read_run(run_dir)
-    shown = run.game.shown_references
-    references = {each.source.split(" (")[0]: each.score for each in shown}
-    assert references["SLM Lab v4's PPO"] == 20.58
-    assert references["CleanRL's PPO"] == pytest.approx(20.38, abs=0.5)
-    assert all("classic" in each.source for each in shown if "DQN Zoo" not in each.source)
-    random = game_under("Pong", "classic").random
-    ratio = (15 - random.score) / (shown[0].score - random.score)
-    assert run.summary["reference_normalised_score"] == pytest.approx(ratio)
-    assert random.score == pytest.approx(-20.5, abs=0.5)
-
-
-@pytest.mark.parametrize("rules", [{"protocol": "machado"}, {"protocol": "v5", "noop_max": 1}])
-def test_a_score_of_another_protocol_is_compared_with_no_reference(tmp_path, rules):
-    run = read_run(write_run(tmp_path / "run", [table([1000, 2000])]))
-    run = replace(run, config=replace(run.config, env=replace(run.config.env, **rules)))
-    assert not run.game.shown_references
-    assert run.summary["reference_normalised_score"] is run.summary["human_normalised_score"] is None
-    assert any(f"({run.protocol})" in note for note in score_notes(run))
 
 
 def test_a_running_trial_is_not_complete_and_names_what_is_left_out(tmp_path, caplog):

@@ -6,11 +6,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from sample_runs import FEW_COLUMNS, learning_table, table, write_run, write_search
+from sample_runs import FEW_COLUMNS, table, write_run, write_search
 
 import jaxrl_atari.report.__main__ as report
 from jaxrl_atari import plots
-from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import graphs
 from jaxrl_atari.report.searches import plot_search
@@ -33,13 +32,6 @@ def figures(monkeypatch):
     saved, savefig = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *a, **k: (saved.append(self), savefig(self, *a, **k))[1])
     return saved
-
-
-@pytest.fixture(scope="module")
-def qbert(tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("runs") / "qbert_first"
-    tables = [learning_table(GAMES["Qbert"], seed, count=200) for seed in range(3)]
-    return write_run(run_dir, tables, name="qbert", total_env_steps=10_000_000)
 
 
 def short(*returns):
@@ -72,23 +64,6 @@ def test_runs_with_different_seeds_are_one_trial(tmp_path, capsys):
     (run_dir / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=r"seed_7: ppo.gamma = 0.9: expected 0.99, as in "):
         plots.main(both)
-
-
-def test_a_session_graph_shows_every_panel_with_its_unit(qbert):
-    png, svg = graphs.plot_session(read_run(qbert), qbert / "session_1")
-    assert (png, svg) == tuple(qbert / "session_1" / "graphs" / f"session.{kind}" for kind in ("png", "svg"))
-    shown = texts(svg)
-    for text in (
-        "qbert: Qbert, protocol v5, session 1",
-        "return_mean (last 100 games)",
-        "return_ma (mean over the last 1,000,000 env steps)",
-        "SLM Lab's PPO (v5, 10M env steps, λ 0.95): 15,460",
-        "random play (v5): 164",
-        "raw return of a full game",
-        *("policy_loss", "value_loss", "entropy", "approx_kl", "clip_fraction", "sps", "gpu_busy_percent"),
-        *("learning_rate", "nats", "env steps / s", "%", "share of samples", "env steps", "10M", "10,000"),
-    ):
-        assert text in shown, text
 
 
 def test_a_session_graph_draws_log_points_and_evaluations(tmp_path, figures):

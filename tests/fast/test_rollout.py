@@ -34,21 +34,14 @@ def naive_stacks(steps):
     return np.array(seen)
 
 
-def play(pools, seed=0, num_rollouts=NUM_ROLLOUTS, rules=V5, devices=1):
-    """Rollouts of pools that are groups of one session; the network and its parameters; all that was collected.
-
-    The groups are dealt to `devices` devices; the rollouts are those of the first.
-    """
-    network = make_network(NetworkConfig(), pools[0].num_actions, "cpu")
-    params = network.init(jax.random.key(seed))
+def play(pool, num_rollouts=NUM_ROLLOUTS, rules=V5):
+    """Rollouts of a pool; the network and its parameters; all that was collected."""
+    network = make_network(NetworkConfig(), pool.num_actions, "cpu")
+    params = network.init(jax.random.key(0))
     params["policy"]["kernel"] *= 100  # so that the actions depend on what is seen
-    first_env, groups = 0, []
-    for pool in pools:
-        groups.append(group_of(pool, network, first_env=first_env, rules=rules))
-        first_env += pool.num_envs
-    keys = [jax.random.fold_in(jax.random.key(seed), number) for number in range(num_rollouts)]
-    shards = np.array(groups).reshape(devices, -1).tolist()
-    collected = [collect(shards, [params] * devices, key, LENGTH, n * LENGTH) for n, key in enumerate(keys)]
+    group = group_of(pool, network, rules=rules)
+    keys = jax.random.split(jax.random.key(0), num_rollouts)
+    collected = [collect([[group]], [params], key, LENGTH, n * LENGTH) for n, key in enumerate(keys)]
     return [each.rollouts[0] for each in collected], (network, params), collected
 
 
@@ -59,7 +52,7 @@ def played(request):
         pool = Recorded(NoisePool(4, seed=1))
     else:  # games of a few steps: the emulator's frames before the first action count too
         pool = Recorded(make_pool(EnvConfig(game="Breakout", num_threads=1, max_frames=32), 4, seed=1))
-    yield pool, *play([pool])
+    yield pool, *play(pool)
     pool.close()
 
 
@@ -109,42 +102,12 @@ def test_outcomes_of_the_steps(played):
 @pytest.mark.parametrize(("rule", "field"), [("life_loss_terminal", "terminated"), ("clip_rewards", "reward")])
 def test_a_rule_changes_what_learning_sees_and_not_the_score(rule, field):
     pool = Recorded(NoisePool(4, seed=1))
-    (off,), _, (scored,) = play([pool], num_rollouts=1, rules=V5._replace(**{rule: False}))
-    (on,), _, (expected,) = play([NoisePool(4, seed=1)], num_rollouts=1)
+    (off,), _, (scored,) = play(pool, num_rollouts=1, rules=V5._replace(**{rule: False}))
+    (on,), _, (expected,) = play(NoisePool(4, seed=1), num_rollouts=1)
     seen = np.array([getattr(step, field) for step in pool.steps[1:]])
     assert (seen != getattr(on, field)).any()
     jax.tree.map(np.testing.assert_array_equal, off, on._replace(**{field: seen}))  # nothing else differs
     assert scored.games == expected.games
-
-
-class Part(NoisePool):
-    """Some environments of a pool whose games do not depend on each other."""
-
-    def __init__(self, members):
-        super().__init__(len(members), seed=0)
-        self._each = [np.random.default_rng(100 + member) for member in members]
-
-    def _play(self, i, action):
-        self._rng = self._each[i]
-        return super()._play(i, action)
-
-    def _frame(self, i):
-        return self._each[i].integers(0, 256, (84, 84), dtype=np.uint8)
-
-
-def test_groups_and_devices_play_what_one_group_plays():
-    """Environments 0 and 1, 2 and 3, ... in two groups on each of two devices: as all eight in one."""
-    whole, _, together = play([Part(range(8))])
-    halves, _, apart = play([Part([i, i + 1]) for i in range(0, 8, 2)], devices=2)
-    # Games that end together are listed in the order of their environments.
-    assert [(each.env_steps, each.games) for each in together] == [(each.env_steps, each.games) for each in apart]
-    for one, half in zip(whole, halves, strict=True):
-        for name in set(one._fields) - {"carry"}:
-            x, y = getattr(one, name), getattr(half, name)
-            first_half = np.take(x, range(4), axis=min(1, x.ndim - 1))
-            np.testing.assert_allclose(
-                y, first_half, atol=0 if name in ("action", "frames") else 1e-5, err_msg=name
-            )
 
 
 @pytest.mark.parametrize(("budget", "window"), [(1_300_000, 130_000), (20_000_000, 1_000_000)])
@@ -176,7 +139,9 @@ def test_every_step_and_every_environment_draws_for_itself():
     start = group_of(NoisePool(8, seed=0), network).rollout_start
     buffer, frame, first = begin_rollout(start, 8), np.zeros((8, 84, 84), np.uint8), np.zeros(8, bool)
     for _ in range(8):
-        buffer, _ = act(network, params, buffer, frame, first, jax.random.key(0), jnp.arange(8))
+        before = buffer
+        buffer, _ = act(network, params, before, frame, first, jax.random.key(0), jnp.arange(8))
+        assert before.frames.is_deleted(), "a step fills the rollout in place"
     action = np.asarray(buffer.action[:8])
     for draws in (action, action.T):
         assert len({row.tobytes() for row in draws.copy()}) == 8

@@ -130,7 +130,7 @@ def test_options_that_cannot_be_used():
             command.parse_options([*QBERT, *options])
 
 
-def test_a_search_is_saved_and_read_again(tmp_path):
+def test_a_search_that_continues_may_have_more_trials_but_no_other_options(tmp_path):
     space = {
         **SPACE,
         "ppo.epochs": IntDistribution(1, 8),
@@ -138,12 +138,6 @@ def test_a_search_is_saved_and_read_again(tmp_path):
         "network.name": CategoricalDistribution(("nature", "impala")),
     }
     search = new_search(tmp_path, space=space, resources=ResourcesConfig(gpu=0.25))
-    check_search(Config(), dataclasses.replace(search, grace_env_steps=500_000))
-    assert read_search(tmp_path) == (Config(name="small", total_env_steps=9000), search)
-
-
-def test_a_search_that_continues_may_have_more_trials_but_no_other_options(tmp_path):
-    search = new_search(tmp_path)
     more, before = command.parse_options(["--resume", str(tmp_path), "--search.trials", "9"])
     assert (before.search, more.directory) == (search, tmp_path)
     assert more.search == dataclasses.replace(search, trials=9)

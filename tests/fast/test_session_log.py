@@ -5,22 +5,21 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from small_training import TINY, Lines, change
+from small_training import Lines
 
 from jaxrl_atari.errors import InterfaceError
 from jaxrl_atari.runs.columns import TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.session_log import SessionLog
-from jaxrl_atari.update import current_options, learning_rate
 
 
-def session_log(writer, every_env_steps, progress, unlogged=()):
+def session_log(writer, every_env_steps, progress):
     """The log of a session without gradient steps, figures of the machine and games in progress."""
     return SessionLog(
         writer,
         every_env_steps,
         progress,
-        unlogged=unlogged,
+        unlogged=(),
         optimizer_steps=0,
         steps_per_update=0,
         monitor=dict,
@@ -60,11 +59,3 @@ def test_a_metric_that_has_the_name_of_a_column_is_refused():
         log.after_update(lambda name=name: {"loss": 1.0, name: 2.0}, 1e-3, (0.0, 0.0))
         with pytest.raises(InterfaceError, match=f"metric = '{name}': expected another name"):
             log.read_newest()
-
-
-def test_the_learning_rate_is_a_line_to_zero_and_the_options_reach_the_update():
-    rates = [learning_rate(TINY, env_steps) for env_steps in (0, 64, 256, 300)]
-    np.testing.assert_allclose(rates, [2.5e-4, 2.5e-4 * 0.75, 0.0, 0.0])
-    config = change(TINY, ppo={"anneal_learning_rate": False, "gamma": 0.9})
-    options = current_options(config, 128)
-    assert (options.learning_rate, options.gae_lambda, options.gamma) == tuple(map(np.float32, (2.5e-4, 0.7, 0.9)))

@@ -19,7 +19,7 @@ from jaxrl_atari.report.suites import read_results, read_suite, save_results
 from jaxrl_atari.runs.description import describe, read_config
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.suite import __main__ as suite_command
-from jaxrl_atari.suite.sweep import game_configs, plan_sweep, read_plan, write_plan
+from jaxrl_atari.suite.sweep import game_configs, plan_sweep, write_plan
 
 TINY = Config(
     name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
@@ -115,14 +115,6 @@ def test_options_that_cannot_be_used_are_errors_before_anything_starts():
         with pytest.raises(UserError) as error:
             suite_command.parse_options(arguments)
         assert words in str(error.value), arguments
-
-
-@pytest.mark.parametrize("vary", [{}, {"ppo.epochs": [1, 2]}])
-def test_a_plan_is_written_again_by_a_resume_that_changes_nothing(vary, tmp_path):
-    plan = plan_sweep(Config(), ["Pong", "Qbert"], vary)
-    for _ in range(2):
-        write_plan(tmp_path, plan)
-        assert read_plan(tmp_path) == plan
 
 
 def test_sizes_that_do_not_fit_in_a_setting_leave_no_directory(tmp_path):

@@ -26,7 +26,7 @@ def row(env_steps, **values):
     return {**counted, "return_ma": math.nan, "entropy": None, **values}
 
 
-def open_at(session_dir, logged=0, evaluated=0, starts_anew=False, was_evaluating=False, **options):
+def open_at(session_dir, logged=0, evaluated=0, starts_anew=False, **options):
     """The writers of a session whose newest log point and evaluation are at `logged` and `evaluated`, and the
     lines for the user."""
     progress = Progress({})
@@ -40,7 +40,7 @@ def open_at(session_dir, logged=0, evaluated=0, starts_anew=False, was_evaluatin
             progress,
             outputs,
             starts_anew=starts_anew,
-            was_evaluating=was_evaluating,
+            was_evaluating=False,
         )
     except UserError:
         outputs.close()
@@ -118,12 +118,6 @@ def test_a_row_that_is_being_written_is_not_read_yet(tmp_path):
     with (tmp_path / "metrics.csv").open("a") as file:
         file.write("300,20,1234")
     assert read_metrics(tmp_path)["env_steps"].tolist() == [100, 200]
-
-
-def test_an_evaluation_that_was_running_at_the_checkpoint_gets_its_row_once(tmp_path):
-    write(tmp_path, (100, 200), tensorboard=False)
-    open_at(tmp_path, 200, 195, was_evaluating=True, log=LogConfig(tensorboard=False))[0].close()
-    assert read_evaluations(tmp_path)["env_steps"].tolist() == [95]
 
 
 @pytest.mark.parametrize("content", ["\0" * 50 + "\n", "a,b\n1,2\n", "env_steps,mean\n100\n"])

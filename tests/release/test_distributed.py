@@ -1,7 +1,8 @@
 """Two processes go on together or alone."""
 
 import pytest
-from sample_runs import flip_bit, read_csv
+from sample_runs import read_csv
+from small_training import flip_bit
 from two_processes import TINY, together
 from user_commands import python
 
