@@ -13,7 +13,6 @@ from user_commands import ROOT, still_running
 
 INTERRUPTED = 130
 
-# The game is that of configs/quickstart.py, so that test_commands.py runs the same programs.
 CONFIG = """
 from jaxrl_atari.config import Config, EnvConfig, EvaluationConfig, LogConfig, PPOConfig
 
@@ -36,13 +35,13 @@ class Train:
         self.config.write_text(CONFIG)
         self.started = []
 
-    def start(self, *options, module="train", variables=(), limit="", **how):
+    def start(self, *options, variables=(), limit="", **how):
         """`limit`: arguments of the shell's `ulimit`."""
         command = ["sh", "-c", f'ulimit {limit} && exec "$0" "$@"'] if limit else []
         command += [
             sys.executable,
             "-m",
-            f"jaxrl_atari.{module}",
+            "jaxrl_atari.train",
             "--config",
             self.config,
             "--run-dir",
@@ -62,24 +61,24 @@ class Train:
         output, _ = process.communicate(timeout=600)
         return process.returncode, output
 
-    def steps(self, session=0):
+    def steps(self):
         """Env steps of the complete checkpoints."""
-        folder = self.run_dir / f"session_{session}" / "checkpoints"
+        folder = self.run_dir / "session_0" / "checkpoints"
         return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
 
-    def last(self, session=0):
+    def last(self):
         """Env steps of the latest checkpoint; 0 if there is none."""
-        return max(self.steps(session), default=0)
+        return max(self.steps(), default=0)
 
-    def logged(self, session=0):
+    def logged(self):
         """Env steps of the whole rows of metrics.csv; a kill may cut the last one short."""
-        header, *rows = (self.run_dir / f"session_{session}" / "metrics.csv").read_text().splitlines()
+        header, *rows = (self.run_dir / "session_0" / "metrics.csv").read_text().splitlines()
         return [int(row.split(",")[0]) for row in rows if row.count(",") == header.count(",")]
 
-    def wait_for(self, process, session=0, after=0):
+    def wait_for(self, process, after=0):
         """Waits for a checkpoint beyond `after` env steps."""
         end = time.monotonic() + 300
-        while self.last(session) <= after:
+        while self.last() <= after:
             assert process.poll() is None, process.communicate()[0]
             assert time.monotonic() < end
             time.sleep(0.05)

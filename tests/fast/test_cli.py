@@ -38,6 +38,7 @@ def test_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
         assert printed.endswith(line)
 
 
+ONE_OF_TWO = "--devices.distributed --devices.num-processes 2 --devices.process-index"
 REFUSED = {
     "__main__ trian --seed 1": "did you mean train?",
     "train --env.num-envs 0": "env.num_envs = 0: expected a whole number of at least 1",
@@ -53,6 +54,19 @@ REFUSED = {
     "train --output-dir /proc/nothing": "/proc/nothing",
     "suite --games Pnog": "Pong",
     "suite --resume nowhere": "nowhere",
+    "train --network.name other": "network.name = 'other'",
+    "train --network.name nature_lstm --ppo.minibatch-size 4": "ppo.minibatch_size = 4",
+    'train --ppo.coefficients {"z_los":1}': "z_los",
+    "train --env.wrapper halves": "add --env.backend gymnasium",
+    "train --env.backend gymnasium --env.game ALE/Pong-v5 --env.wrapper thirds": "env.wrapper = 'thirds'",
+    "train --env.backend gymnasium --env.game Nowhere-v0": "--import",
+    "train --env.backend gymnasium --env.game CartPole-v1 --env.noop-max 3": "env.noop_max = 3",
+    'train --env.backend gymnasium --env.game ALE/Pong-v5 --env.options {"a":[{"b":"os:system"}]}': "env.options",
+    'train --env.backend gymnasium --env.game ALE/Pong-v5 --env.options {"continuous":true}': "discrete",
+    'train --env.backend gymnasium --env.game ALE/Pong-v5 --env.options {"frameskip":2}': "frameskip",
+    f"train {ONE_OF_TWO} 0 --devices.coordinator localhost:9": "devices.distributed: expected --run-dir",
+    f"train --run-dir a {ONE_OF_TWO} 0 --devices.coordinator localhost:99999": "expected HOST:PORT, with a free",
+    f"train --run-dir a {ONE_OF_TWO} 2 --devices.coordinator localhost:9": "devices.process_index = 2: expected",
     "search --config configs/qbert.py": "get_search",
     "evaluate nowhere": "nowhere",
     "evaluate nowhere --episodes 0": "--episodes = 0: expected a whole number of at least 1",
@@ -61,6 +75,11 @@ REFUSED = {
     "report nowhere": "nowhere",
     "hub push nowhere user/x": "nowhere",
     "benchmark --config configs/qbert.py --seconds 0": "--seconds = 0",
+    "benchmark --config configs/qbert.py --parts env,actin": "--parts = 'env,actin'",
+    "benchmark --config configs/qbert.py --compare overlap=none,update --parts env,acting": "one part",
+    "benchmark --config configs/qbert.py --compare env.num_envs=8": "cpu,gpu or FIELD=VALUE,VALUE,...",
+    "benchmark --config configs/qbert.py --compare env.num_envs=4,5": "ppo.minibatch_size",
+    "benchmark --config configs/qbert.py --compare cpu,gpu": "devices.gpu = True: expected a visible GPU",
     "devices --config configs/qbert.py --devices.actor 1": "devices.actor = 1",
 }
 """Command line -> what its one line of error names."""

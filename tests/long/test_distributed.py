@@ -8,11 +8,6 @@ from two_processes import TINY, distributed, output_of_both, start, together
 from user_commands import free_address
 
 
-def test_processes_need_a_directory_that_they_share(tmp_path):
-    for output in together(*TINY, "--output-dir", tmp_path, status=2):
-        assert "error: devices.distributed: expected --run-dir or --resume too" in output
-
-
 def test_each_process_needs_a_device(tmp_path):
     for output in together(*TINY, "--devices.data-parallel", 1, "--run-dir", tmp_path / "run", status=2):
         assert "error: devices.data_parallel = 1: expected all, or enough for the 2 processes" in output

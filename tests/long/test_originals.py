@@ -171,14 +171,6 @@ def minibatches(name):
     return tape(name).sample.reshape(-1)[order].reshape(original.epochs * original.minibatches, -1)
 
 
-def shuffled(name, seed):
-    """Other minibatches of the same samples, as another seed of the original draws them."""
-    rng = np.random.default_rng(seed)
-    samples = tape(name).sample.reshape(-1)
-    epochs = [rng.permutation(samples) for _ in range(ORIGINALS[name].epochs)]
-    return np.concatenate(epochs).reshape(minibatches(name).shape)
-
-
 def clip_as_torch(max_norm):
     """torch.nn.utils.clip_grad_norm_: gradients times min(1, max_norm / (norm + 1e-6))."""
 
@@ -206,20 +198,18 @@ def compiled_update(name, as_torch, **flipped):
 
 
 @cache
-def ours(name, as_torch=True, steps=None, draw=None, **flipped):
+def ours(name, as_torch=True, steps=None, **flipped):
     """Our update of the rollout: parameters, and metrics as means over the gradient steps.
 
     Args:
         as_torch: gradients are clipped as torch does it.
         steps: the first ones alone.
-        draw: the seed that draws the minibatches. None: they are the original's.
         flipped: settings that differ from the dialect's.
     """
-    order = minibatches(name) if draw is None else shuffled(name, draw)
     with jax.enable_x64(True):
         params = jax.tree.map(jnp.asarray, rollouts.parameters())
         update = compiled_update(name, as_torch, **flipped)
-        state, metrics = update(jnp.asarray(order[:steps]), params, shared_rollout(name))
+        state, metrics = update(jnp.asarray(minibatches(name)[:steps]), params, shared_rollout(name))
         return jax.device_get((state.params, metrics))
 
 
@@ -261,16 +251,6 @@ every_original = pytest.mark.parametrize("name", [of(name) for name in ORIGINALS
 
 
 # --- The proofs --------------------------------------------------------------------------------------------------
-
-
-@every_original
-def test_the_rollout_has_all_that_a_game_can_do(name):
-    marks = games()
-    assert [marks[mark].sum() for mark in ("terminated", "truncated")] == [10, 2]
-    assert (marks["weight"] == 0).sum() == 4
-    _, metrics = ours(name)
-    assert metrics["clip_fraction"] > 0.05
-    assert record(name)["gradient_norm"].min() > DIALECTS[name].ppo.max_grad_norm
 
 
 @every_original
@@ -343,14 +323,6 @@ def test_the_proof_fails_with_any_option_flipped(name, field, value):
     apart = update_difference(name, **{field: value})
     print(f"{name} with {field}={value}: {apart:.1e}")
     assert apart > 1e-5
-
-
-@every_original
-def test_other_minibatches_end_elsewhere(name):
-    """What chance does to an update, beside which the differences between dialects are read."""
-    apart = [update_difference(name, draw=seed) for seed in (11, 12, 13)]
-    print(f"{name} with other minibatches: {min(apart):.1e} to {max(apart):.1e}")
-    assert min(apart) > 1e-5
 
 
 @every_original

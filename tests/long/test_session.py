@@ -11,7 +11,7 @@ import threading
 import jax
 import psutil
 import pytest
-from small_training import TINY, Lines, change, latest_meta, read_table, stop_before
+from small_training import TINY, Lines, change, latest_meta, read_table
 from user_commands import ROOT, user_environment
 
 from jaxrl_atari.errors import UserError
@@ -70,20 +70,6 @@ def test_parameters_that_the_last_gradient_step_has_ruined_are_not_saved(copied)
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):
             run.save(None)
-
-
-def test_a_second_process_is_refused_and_disturbs_nothing(session_dir):
-    held = []
-
-    class Intruder(Lines):
-        def progress(self, env_steps, row):
-            with pytest.raises(UserError, match="session_0: another process is training there"):
-                run_session(TINY, session_dir, resume=True)
-            held.append(env_steps)
-
-    run_session(TINY, session_dir, writers=[Intruder()])
-    assert latest_meta(session_dir)["env_steps"] == held[-1]
-    run_session(TINY, session_dir, resume=True)  # free again
 
 
 def test_an_error_leaves_neither_threads_nor_processes(session_dir):
@@ -155,19 +141,6 @@ def test_where_games_cannot_go_on_new_ones_are_started(copied, capsys):
     assert f"resumed at {at} env steps" in out
     assert read_table(copied / "metrics.csv")[: len(logged) - 1] == logged[:-1]
     assert load_policy(copied, "latest", device=CPU).env_steps > at
-
-
-def test_a_session_that_resumes_and_stops_at_once_is_as_it_was(copied):
-    def contents():
-        return {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
-
-    before = contents()
-    with pytest.raises(KeyboardInterrupt):
-        run_session(LARGER, copied, resume=True, stop_requested=stop_before(1))
-    after = contents()
-    assert before.keys() == after.keys()
-    assert [path for path in before if before[path] != after[path]] in ([], [copied / "metrics.csv"])
-    assert before[copied / "metrics.csv"].count(b"\n") == after[copied / "metrics.csv"].count(b"\n")
 
 
 # --- Other processes ---------------------------------------------------------------------------------------------

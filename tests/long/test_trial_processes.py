@@ -1,6 +1,5 @@
 """Sessions as processes: on two simulated GPUs, as commands of their own, killed in a resume, from a script."""
 
-import json
 import os
 import re
 import shutil
@@ -12,17 +11,9 @@ from simulated_gpus import simulated
 from small_training import TINY, change, latest_meta
 from user_commands import ROOT, still_running
 
-from jaxrl_atari.runs.files import only_writer
+from jaxrl_atari.runs.files import only_writer, read_json
 
 TWO = change(TINY, sessions=2, total_env_steps=128)
-
-
-def read(path):
-    return json.loads(path.read_text())
-
-
-def description(run_dir):
-    return read(run_dir / "config.json")
 
 
 def start(run_dir, config, *options, **variables):
@@ -48,11 +39,12 @@ def test_two_sessions_on_two_gpus(trained, tmp_path):
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert re.findall(r"^session \d  on GPU (\d) \(2 visible, CUDA_OFFSET 1\)$", output, re.M) == ["1", "0"]
+    described = read_json(run_dir / "config.json")
     for session in (0, 1):
         assert f"session {session}  device: cpu:1 (devices.gpu = auto" in output
-        assert latest_meta(run_dir / f"session_{session}")["config"] == description(run_dir)["config"]
+        assert latest_meta(run_dir / f"session_{session}")["config"] == described["config"]
     assert checksums(run_dir) == checksums(trained("plain"))
-    assert read(run_dir / "trial.json")["complete"]
+    assert read_json(run_dir / "trial.json")["complete"]
 
 
 def test_each_session_can_be_a_command_of_its_own(trained, tmp_path):
@@ -63,8 +55,8 @@ def test_each_session_can_be_a_command_of_its_own(trained, tmp_path):
     outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert checksums(run_dir) == checksums(trained("plain"))
-    assert read(run_dir / "trial.json")["complete"]
-    assert "resumed" not in description(run_dir)
+    assert read_json(run_dir / "trial.json")["complete"]
+    assert "resumed" not in read_json(run_dir / "config.json")
 
 
 def test_a_resume_changes_config_json_with_its_first_update(trained, tmp_path):
@@ -90,8 +82,9 @@ def test_a_resume_changes_config_json_with_its_first_update(trained, tmp_path):
     process = start(run_dir, TINY, *options)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
-    assert description(run_dir)["config"]["total_env_steps"] == 512
-    (entry,) = description(run_dir)["resumed"]
+    described = read_json(run_dir / "config.json")
+    assert described["config"]["total_env_steps"] == 512
+    (entry,) = described["resumed"]
     assert entry["changed"] == {"total_env_steps": [256, 512], "trial.parallel": [0, 2]}
     assert not (run_dir / ".resume.json").exists()
 
@@ -123,5 +116,5 @@ def test_a_script_trains_in_processes_with_what_it_registers(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "error: writers and stop need sessions that train in this process" in done.stdout
-    assert read(tmp_path / "run/trial.json")["complete"]
+    assert read_json(tmp_path / "run/trial.json")["complete"]
     assert (tmp_path / "run/code/script.py").read_text() == SCRIPT

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import re
 import shutil
 
 import numpy as np
@@ -42,13 +41,6 @@ def test_a_session_that_was_stopped_twice(run_dir, capsys):
     assert min(rows, games) > 10
     assert line == f"session_0  verified: {rows} of {rows} rows and {games} games are equal"
     assert verify_status(capsys, run_dir, "--session", "1")[0] == 2
-
-
-def test_a_part_of_the_games(run_dir, capsys):
-    code, line = verify_status(capsys, run_dir, "--sample", 2)
-    assert code == 0
-    assert re.search(r" \d+ games? in 2 of \d+ pieces are equal$", line)
-    assert not (run_dir / "session_0" / "verified.json").exists()
 
 
 def test_a_result_that_cannot_be_saved_is_shown_all_the_same(run_dir, capsys):

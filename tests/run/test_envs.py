@@ -29,12 +29,17 @@ V5, CLASSIC = PROTOCOLS["v5"], PROTOCOLS["classic"]
 
 
 @both
-def test_frames_and_rewards_equal_an_independent_emulation(backend):
-    pool = make_pool(backend, "Breakout", 1, seed=SEED)
+@pytest.mark.parametrize(
+    ("game", "rules", "other"),
+    [("Breakout", V5, CLASSIC), ("Breakout", CLASSIC, V5), ("Freeway", V5, CLASSIC), ("Pong", CLASSIC, V5)],
+)
+def test_frames_and_rewards_equal_an_independent_emulation(backend, game, rules, other):
+    pool = make_pool(backend, game, 1, seed=SEED, rules=rules)
     actions = random_actions(pool, 60)
     steps = play(pool, actions)
-    noops, _ = find_game("Breakout", backend, V5, steps, actions)
-    assert len(agreement(steps, replay("Breakout", backend, CLASSIC, noops, actions))) < 61
+    noops, _ = find_game(game, backend, rules, steps, actions)
+    # The other protocol does not reproduce these frames.
+    assert len(agreement(steps, replay(game, backend, other, noops, actions))) < 61
 
 
 @both
@@ -101,6 +106,21 @@ def test_ends_and_lives_that_random_games_do_not_show():
     assert scripted((no, no, 2), (no, no, 1), (no, no, 0), (yes, no, 0)) == ([3], [], [1])
     # An end and a cut-off together are an end.
     assert scripted((no, no, 1), (yes, yes, 0), (no, no, 3), (no, yes, 2)) == ([1], [3], [])
+
+
+@both
+def test_the_step_after_the_end_starts_a_game_and_ignores_its_action(backend):
+    pool, other = (make_pool(backend, "Breakout", 4, seed=0, rules=CLASSIC) for _ in range(2))
+    steps = [pool.reset()]
+    for actions in random_actions(pool, 300):
+        ended = steps[-1].terminated | steps[-1].truncated
+        steps.append(pool.step(np.where(ended, (actions + 1) % 4, actions)))
+    steps = stacked(steps)
+    np.testing.assert_array_equal(steps.first[1:], (steps.terminated | steps.truncated)[:-1])
+    assert steps.first[1:].sum() >= 4
+    for mark in (steps.reward, steps.terminated, steps.truncated, steps.life_lost):
+        assert not mark[steps.first].any()
+    assert_equal(steps, play(other, random_actions(other, 300)))
 
 
 @both

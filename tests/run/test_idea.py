@@ -5,12 +5,9 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from idea_page import COEFFICIENT, IDEA, SMALL, block, rows, train, write_files
+from idea_page import COEFFICIENT, IDEA, block, rows, train, write_files
 from small_networks import FeedForward, make
-from user_commands import run_here
 
-from jaxrl_atari import ConfigError, try_update
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, PPOConfig, set_fields
 from jaxrl_atari.networks import Observation
@@ -25,22 +22,6 @@ def test_an_idea_is_trained(tmp_path):
     assert saved["config"]["ppo"]["coefficients"] == {"z_loss": 0.01}
     assert all(float(row["z_loss"]) > 0 for row in rows(run_dir)[1:])
     assert (run_dir / "code" / "my_idea.py").read_text() == (folder / "my_idea.py").read_text()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        ("--network.name", "other"),
-        ("--network.name", "nature_lstm", "--ppo.minibatch-size", "4"),
-        ("--ppo.coefficients", '{"z_los": 1}'),
-    ],
-    ids=["no such network", "a minibatch of no whole environments", "no such coefficient"],
-)
-def test_a_refused_option_leaves_no_directory(tmp_path, options):
-    with pytest.raises(SystemExit) as ended:
-        run_here("train", ["--run-dir", str(tmp_path / "other"), *SMALL, *options])
-    assert ended.value.code == 2
-    assert not (tmp_path / "other").exists()
 
 
 def test_coefficients_of_an_idea():
@@ -64,11 +45,6 @@ def test_coefficients_of_an_idea():
     z_loss = np.mean(np.log(np.sum(np.exp(logits), axis=-1)) ** 2)
     np.testing.assert_allclose(losses / z_loss, [1e-3, 1e-3, 1e-2, 1e-1], rtol=1e-3)
     np.testing.assert_allclose(metrics["z_loss"], z_loss, rtol=1e-5)
-
-
-def test_sizes_that_do_not_fit_are_refused_by_a_trial_update():
-    with pytest.raises(ConfigError, match=r"ppo.minibatch_size = 300: expected a divisor"):
-        try_update(Config(ppo=PPOConfig(minibatch_size=300)))
 
 
 def test_a_reward_of_the_users():

@@ -67,13 +67,6 @@ def test_an_only_session_fails_with_its_own_error(tmp_path):
         raise_failures({"session 0": failure}, 2, tmp_path, "")
 
 
-def test_output_that_is_kept_lies_in_the_folder_of_the_job(tmp_path):
-    jobs = [job._replace(folder=tmp_path / job.name) for job in small_jobs.jobs("fail", tmp_path, 3)]
-    run_jobs(jobs, lambda job, failure: None, slots=[Slot("here", {})], parallel=3, keeps_output=True)
-    assert (tmp_path / "session 0/output.txt").read_text() == "it begins\nsession 0  it goes on\n"
-    assert (tmp_path / "session 2/output.txt").read_text().endswith("error: ValueError: a bug\n")
-
-
 def test_a_job_runs_on_its_slot_or_on_the_one_that_is_free(tmp_path):
     """Job 0 waits for job 2, which would be next on A; B is free first."""
     assert list(run("take_turns", tmp_path, 3, slots="AB").values()) == [None] * 3

@@ -2,16 +2,13 @@
 
 import re
 import shutil
-import signal
-import sys
 
 import jax
 import numpy as np
 import pytest
-from small_training import TINY, FakeWandb, Lines, change, flip_bit, latest_meta, read_table, stop_before
+from small_training import TINY, Lines, change, flip_bit, latest_meta, read_table, stop_before
 
 from jaxrl_atari import PPO, register_algorithm, run_training
-from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
@@ -90,20 +87,6 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     assert (began, row["updates"], row["sps"]) == ([1], "1", ""), "of one update, which compiles"
 
 
-def test_a_session_that_ends_early_ends_as_if_its_budget_were_spent(session_dir):
-    """It is over once `ends_early` was true. It is not asked again, and so cannot take that back."""
-    asked = []
-
-    def ends_early():
-        asked.append(True)
-        return len(asked) == 3
-
-    run_session(TINY, session_dir, ends_early=ends_early)
-    meta = latest_meta(session_dir)
-    assert (len(asked), meta["updates"]) == (3, 2)
-    assert meta["score"] is not None
-
-
 def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
     found = []
     for seed, number in ((5, 2), (7, 0), (5, 0)):
@@ -120,19 +103,6 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
 
 
 # --- Stops and errors --------------------------------------------------------------------------------------------
-
-
-def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
-    class Signal(Lines):
-        def progress(self, env_steps, row):
-            if env_steps > 140:
-                signal.raise_signal(signal.SIGTERM)
-
-    with StopRequest(saves=True) as stop, pytest.raises(Stopped):
-        run_session(TINY, session_dir, writers=[Signal()], stop_requested=lambda: stop.requested)
-    meta = latest_meta(session_dir)
-    assert (meta["updates"], meta["score"]) == (3, None)
-    assert str(meta["env_steps"]) == read_table(session_dir / "metrics.csv")[-1]["env_steps"]
 
 
 def test_a_stop_before_the_first_update_leaves_no_checkpoint(session_dir):
@@ -162,16 +132,6 @@ def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, cap
     output = capsys.readouterr()
     assert re.search(r"evaluation at \d+ env steps failed: FileNotFoundError: .*breakout\.bin", output.out)
     assert config.is_spent(latest_meta(session_dir)["env_steps"])
-
-
-def test_a_run_whose_session_is_refused_leaves_no_directory(tmp_path, monkeypatch):
-    config = change(TINY, output_dir=str(tmp_path / "data"), log={"wandb": True})
-    for wandb, problem in ((None, "wandb is not installed"), (FakeWandb(refuses=True), "not logged in")):
-        monkeypatch.setitem(sys.modules, "wandb", wandb)
-        for run_dir in (None, tmp_path / "data" / "mine"):
-            with pytest.raises(UserError, match=problem):
-                run_training(config, run_dir)
-        assert not [*(tmp_path / "data").glob("*")]
 
 
 def test_evaluations_play_the_parameters_of_their_moment(evaluated):

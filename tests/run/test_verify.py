@@ -20,15 +20,16 @@ def run_dir(trained, tmp_path):
 
 
 def test_the_scores_of_every_session_are_recomputed(run_dir, capsys):
+    code, line = verify_status(capsys, run_dir, "--session", 1, "--sample", 1)
+    assert code == 0
+    assert line.startswith("session_1  verified: 3 of 3 rows and ")
+    assert " in 1 of " in line
+    assert not (run_dir / "session_1" / "verified.json").exists(), "a part proves nothing of the rest"
     assert verify_status(capsys, run_dir)[0] == 0
     for session in (0, 1):
         verified = json.loads((run_dir / f"session_{session}" / "verified.json").read_text())
         assert verified["rows"] == 3
         assert verified["games"] >= 4
-    code, line = verify_status(capsys, run_dir, "--session", 1, "--sample", 1)
-    assert code == 0
-    assert line.startswith("session_1  verified: 3 of 3 rows and ")
-    assert " in 1 of " in line
 
 
 def test_a_changed_action_or_row_is_found_and_hides_no_other_session(run_dir, capsys):
