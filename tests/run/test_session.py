@@ -2,6 +2,7 @@
 
 import re
 import shutil
+import signal
 
 import jax
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from small_training import TINY, Lines, change, flip_bit, latest_meta, read_table, stop_before
 
 from jaxrl_atari import PPO, register_algorithm, run_training
+from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import load_policy
@@ -103,6 +105,19 @@ def test_a_session_has_the_seed_of_the_trial_plus_its_number(tmp_path):
 
 
 # --- Stops and errors --------------------------------------------------------------------------------------------
+
+
+def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
+    class Signal(Lines):
+        def progress(self, env_steps, row):
+            if env_steps > 140:
+                signal.raise_signal(signal.SIGTERM)
+
+    with StopRequest(saves=True) as stop, pytest.raises(Stopped):
+        run_session(TINY, session_dir, writers=[Signal()], stop_requested=lambda: stop.requested)
+    meta = latest_meta(session_dir)
+    assert (meta["updates"], meta["score"]) == (3, None)
+    assert str(meta["env_steps"]) == read_table(session_dir / "metrics.csv")[-1]["env_steps"]
 
 
 def test_a_stop_before_the_first_update_leaves_no_checkpoint(session_dir):

@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 
 from sample_runs import read_csv
-from small_training import TINY, change, latest_meta
+from small_training import TINY, change
 from user_commands import ROOT
 
 from jaxrl_atari.runs.description import read_config
@@ -74,8 +74,7 @@ def test_a_suite_is_stopped_and_says_how_far_it_came(tmp_path, environment):
     assert errors.splitlines()[-1] == f"stopped; go on with python -m jaxrl_atari.suite --resume {folder}"
     last = [int(read_csv(folder / f"Pong/session_{i}/metrics.csv")[-1]["env_steps"]) for i in range(2)]
     for number, env_steps in enumerate(last):
-        meta = latest_meta(folder / f"Pong/session_{number}")
-        assert (meta["env_steps"], meta["score"]) == (env_steps, None)
+        assert (folder / f"Pong/session_{number}/checkpoints/{env_steps}").is_dir()
     (row,) = read_csv(folder / "results.csv")
     assert row["status"].startswith("not complete")
     assert (folder / "Pong/trial.json").is_file()
