@@ -232,6 +232,8 @@ def test_gymnasiums_checker_passes():
     env.close()
 
 
+# Where another test has drawn, matplotlib refuses the windows in which `play` can show plots.
+@pytest.mark.filterwarnings("ignore:.*matplotlib is not installed")
 def test_a_person_can_play(monkeypatch):
     pytest.importorskip("pygame")
     from gymnasium.utils.play import PlayableGame
