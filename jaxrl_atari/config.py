@@ -390,9 +390,6 @@ class Config:
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
             parallel = self.trial.parallel
             require(parallel <= 1, "trial.parallel", parallel, "0 or 1 with devices.distributed")
-        else:  # each process would train a run of its own
-            count = self.devices.num_processes
-            require(count is None, "devices.num_processes", count, "None without devices.distributed")
 
     def check_sizes(self, devices: int) -> None:
         """Raises `ConfigError` unless budget, rollout and minibatches fit together, and split over the devices.

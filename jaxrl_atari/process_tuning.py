@@ -13,13 +13,13 @@ from jaxrl_atari.errors import os_reason
 from jaxrl_atari.hardware import cpu
 from jaxrl_atari.hardware.jax_settings import jax_config
 
-MALLOC = (
-    (-3, 32 << 20),  # M_MMAP_THRESHOLD
-    (-1, (1 << 31) - 1),  # M_TRIM_THRESHOLD
-    (-2, 64 << 20),  # M_TOP_PAD
-    (-8, 1),  # M_ARENA_MAX
-)
-"""Parameters of glibc's malloc: numbers for `mallopt`, from <malloc.h>, and values."""
+MALLOC = {
+    "mmap_threshold": (-3, 32 << 20),
+    "trim_threshold": (-1, (1 << 31) - 1),
+    "top_pad": (-2, 64 << 20),
+    "arena_max": (-8, 1),
+}
+"""Parameters of glibc's malloc: name in `GLIBC_TUNABLES` -> number for `mallopt`, from <malloc.h>, and value."""
 
 
 @cache
@@ -55,13 +55,16 @@ def _keep_freed_memory() -> None:
     above `mmap_threshold` pages of its own. Memory that is kept would have gaps into which the next rollout does
     not fit. The measurements are in benchmarks/NOTES.md, "Process settings (malloc)".
 
-    With `GLIBC_TUNABLES`, or a variable such as `MALLOC_ARENA_MAX`, all parameters stay as they are.
+    A parameter that `GLIBC_TUNABLES` names stays as it is, and all of them do with a variable such as
+    `MALLOC_ARENA_MAX`.
     """
-    chosen = any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ)
+    chosen = any(name.startswith("MALLOC_") for name in os.environ)
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
     library = ctypes.CDLL(None)
     if not chosen and hasattr(library, "gnu_get_libc_version"):
-        for number, value in MALLOC:
-            library.mallopt(number, value)
+        for name, (number, value) in MALLOC.items():
+            if f"glibc.malloc.{name}=" not in tunables:
+                library.mallopt(number, value)
 
 
 def _keep_compiled_programs() -> str:

@@ -10,7 +10,7 @@ import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from jaxrl_atari.config import Config, NonNegativeInt, alternatives, changed_fields, check_fields, parse_value
-from jaxrl_atari.errors import UserError
+from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.imports import import_named
 from jaxrl_atari.output import say_changes
 from jaxrl_atari.runs.layout import held_kind
@@ -169,6 +169,10 @@ def parse(
         module, colon, _ = config.env.game.rpartition(":")
         if colon and config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
             import_named([module])
+        # Without the switch, each process would train a run of its own. A stored run may have the option.
+        count = config.devices.num_processes
+        is_used = config.devices.distributed or count is None or stored is not None
+        require(is_used, "devices.num_processes", count, "None", "add --devices.distributed")
     return parsed
 
 

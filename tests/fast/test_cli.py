@@ -45,6 +45,7 @@ REFUSED = {
     "train --env.game Qbort": "env.game = 'Qbort'",
     "train --devices.gpu cuda": "devices.gpu = 'cuda'",
     "train --devices.gpu 7": "devices.gpu = 7",
+    "train --devices.num-processes 2": "add --devices.distributed",
     "train --ppo.minibatch-size 300": "ppo.minibatch_size = 300: expected a divisor",
     "train --config nowhere.py": "--config nowhere.py: no such file",
     "train --resume nowhere": "nowhere",

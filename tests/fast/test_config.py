@@ -76,7 +76,6 @@ INVALID = {
     "ppo.gae_lambda = nan": ppo(gae_lambda=float("nan")),
     "ppo.max_grad_norm = 0": ppo(max_grad_norm=0),
     "devices.data_parallel = 0": lambda: Config(devices=DevicesConfig(data_parallel=0)),
-    "devices.num_processes = 2": lambda: Config(devices=DevicesConfig(num_processes=2)),
     "name = 'a/b'": lambda: Config(name="a/b"),
     # What does not go together.
     "env.max_frames = 10": env(max_frames=10),
