@@ -175,7 +175,7 @@ memory of a learner device, if it also acts, by XLA's analysis of the compiled u
   the next rollout               {next_rollout / 2**20:10,.1f} MiB
   gradients and activations      {working / 2**20:10,.1f} MiB
   total                          {(held + next_rollout + working) / 2**20:10,.1f} MiB
-`ppo.minibatch_size` and `env.num_envs` reduce it.
+Smaller values of `ppo.minibatch_size` and `env.num_envs` reduce it.
 On a GPU, add 0.6 to 0.8 GiB for the CUDA context, cuDNN and cuBLAS.
 """
 
