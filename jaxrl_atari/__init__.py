@@ -21,13 +21,13 @@ if TYPE_CHECKING:
         PPOConfig,
         TrialConfig,
     )
-    from jaxrl_atari.dry_run import try_update
     from jaxrl_atari.envs import register_wrapper
     from jaxrl_atari.errors import ConfigError, InterfaceError, UserError
     from jaxrl_atari.evaluate.environment import make_env
     from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
     from jaxrl_atari.evaluate.policy import Policy, load_policy
     from jaxrl_atari.evaluate.video import record_video
+    from jaxrl_atari.learner import try_update
     from jaxrl_atari.networks import register_network
     from jaxrl_atari.ppo import PPO
     from jaxrl_atari.trials.trial import TrainingResult, run_training
@@ -39,7 +39,7 @@ _HOMES = (
     "networks",
     "algorithm",
     "ppo",
-    "dry_run",
+    "learner",
     "evaluate.policy",
     "evaluate.play",
     "evaluate.environment",

@@ -2,8 +2,8 @@
 
 `hardware/choice.py` chooses GPUs or the CPU, and `hardware/start.py` limits JAX to them and starts it.
 `check_placement` asserts where arrays lie, for `devices.check`. `learner.py` runs the update on the devices
-that learn. The command `python -m jaxrl_atari.devices` starts at the end of this file, and `device_report.py` has
-what it prints.
+that learn. The command `python -m jaxrl_atari.devices` starts at the end of this file, and
+`cli/device_report.py` has what it prints.
 """
 
 from collections.abc import Mapping, Sequence
@@ -145,6 +145,7 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 
 if __name__ == "__main__":
     # The report has a file of its own, because it imports the whole update, and sessions import this file.
-    from jaxrl_atari import cli, device_report
+    from jaxrl_atari import cli
+    from jaxrl_atari.cli import device_report
 
     cli.run(device_report.main)

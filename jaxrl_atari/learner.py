@@ -1,10 +1,12 @@
 """Learning: the train state on the learner's devices, the compiled update, and the parameters to act with.
 
 The loop of a session asks a `Learner` for the parameters to act with, and gives it the rollout that they played.
-`DataParallel` runs the update on one device or on several, each with its part of the environments.
+`DataParallel` runs the update on one device or on several, each with its part of the environments. `first_arrays`
+makes the train state of a new session, and `try_update` an update without playing.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cached_property, lru_cache, partial
 from typing import Any
@@ -13,15 +15,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import scipy.linalg  # noqa: F401  (loads the LAPACK that JAX calls on a CPU, for `threadpool_limits` to find it)
 from jax import lax
+from threadpoolctl import threadpool_limits
 
-from jaxrl_atari.algorithm import Algorithm, Metrics, Rollout, Shard, TrainState, key_of_data
-from jaxrl_atari.config import PPOConfig
-from jaxrl_atari.devices import Placement, check_placement, of_this_process
+from jaxrl_atari.algorithm import (
+    ALGORITHM_STREAM,
+    NETWORK_STREAM,
+    Algorithm,
+    Metrics,
+    Rollout,
+    Shard,
+    TrainState,
+    as_numbers,
+    check_config,
+    find_algorithm,
+    key_of_data,
+    new_key,
+    resolved_options,
+)
+from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.devices import Placement, check_placement, device_class, of_this_process
 from jaxrl_atari.errors import InterfaceError
+from jaxrl_atari.frames import STACK, next_age
 from jaxrl_atari.hardware.distributed import gather
-from jaxrl_atari.networks import Network
-from jaxrl_atari.update import update
+from jaxrl_atari.networks import Network, make_network
+from jaxrl_atari.runs.arrays import name_of
+from jaxrl_atari.update import init_train_state, update
 
 PendingMetrics = Callable[[], dict[str, float]]
 """Waits for an update and returns its metrics."""
@@ -293,3 +313,135 @@ class DataParallel:
             if not all(same(first, other, equal_nan=True) for other in others):
                 return jax.tree_util.keystr(path)
         return None
+
+
+# --- The first arrays of a session -------------------------------------------------------------------------------
+
+
+def first_arrays(
+    network: Network,
+    algorithm: Algorithm,
+    options: PPOConfig,
+    *,
+    seed: int,
+    device: jax.Device,
+    initial: Mapping[str, np.ndarray] | None = None,
+) -> dict[str, Any]:
+    """The item `arrays` of a checkpoint before the first update: `train_state`, and `key`, the source of all keys.
+
+    They are computed on the CPU, so that a seed gives the same parameters on every device. The orthogonal
+    initialiser calls LAPACK's QR, which rounds differently with another number of threads. That number depends on
+    the machine, on `OMP_NUM_THREADS` (which Ray sets) and on `OPENBLAS_NUM_THREADS`. Here it is always one.
+
+    Args:
+        options: as `resolved_options` returns them.
+        seed: seed of the session.
+        device: where the arrays are put.
+        initial: parameters that replace random ones, by their paths.
+    """
+    with jax.default_device(jax.local_devices(backend="cpu")[0]), threadpool_limits(1, user_api="blas"):
+        arrays = _first_arrays(network, algorithm, options, new_key(seed), dict(initial or {}))
+        jax.block_until_ready(arrays)  # before the limit ends
+    return jax.device_put(arrays, device)
+
+
+def abstract_arrays(
+    network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
+) -> dict[str, Any]:
+    """Shapes, types and placement of what `first_arrays` returns."""
+    key = jax.eval_shape(lambda: new_key(0))
+    shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key, {})
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _first_arrays(
+    network: Network, algorithm: Algorithm, options: PPOConfig, key: jax.Array, initial: dict[str, jax.Array]
+) -> dict[str, Any]:
+    params = network.init(jax.random.fold_in(key, NETWORK_STREAM))
+    params = jax.tree_util.tree_map_with_path(lambda path, x: initial.get(name_of(path), x), params)
+    train_state = init_train_state(params, options, algorithm, jax.random.fold_in(key, ALGORITHM_STREAM))
+    return {"train_state": train_state, "key": key}
+
+
+# --- An update on random numbers ---------------------------------------------------------------------------------
+
+
+def try_update(config: Config, num_actions: int = 6) -> tuple[TrainState, Metrics]:
+    """One update of a config's algorithm on a random rollout, to look at before a training.
+
+    It is compiled and runs on JAX's default device. The same config gives the same numbers.
+
+    Args:
+        num_actions: of the network. Nothing is played, so it need not be that of the game.
+
+    Returns:
+        The state after the update, and the metrics, as `update.update` returns them.
+
+    Raises:
+        ConfigError: there is no such algorithm or network, or the minibatches do not suit the rollout.
+        InterfaceError: one of them breaks a rule of its interface.
+    """
+    check_config(config, devices=1)
+    key = new_key(config.seed)
+    algorithm = find_algorithm(config.algorithm)
+    (device,) = key.devices()  # JAX's default device
+    network = make_network(config.network, num_actions, device_class(device))
+    state, rollout, options, update_key = update_arguments(
+        key, network, algorithm, resolved_options(config), num_envs=config.env.num_envs
+    )
+    return compiled_update((device,), network, algorithm)(state, rollout, options, key=update_key)
+
+
+def update_arguments(
+    key: jax.Array, network: Network, algorithm: Algorithm, options: PPOConfig, *, num_envs: int
+) -> tuple[TrainState, Rollout, PPOConfig, jax.Array]:
+    """The arguments of an update: a first state, a random rollout, the options, and a key."""
+    params_key, init_key, rollout_key, update_key = jax.random.split(key, 4)
+    state = init_train_state(network.init(params_key), options, algorithm, init_key)
+    rollout = random_rollout(rollout_key, network, length=options.rollout_length, num_envs=num_envs)
+    return state, rollout, as_numbers(options), update_key
+
+
+def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: int) -> Rollout:
+    """A rollout of random frames, actions, values and rewards.
+
+    Games are lost at random; the step after a lost game is an auto-reset step.
+
+    Args:
+        network: the network that learns from it.
+        length: T, steps of each environment.
+    """
+    frame_key, end_key, value_key, reward_key, action_key = jax.random.split(key, 5)
+    steps = (length, num_envs)
+    num_actions = network.module.num_actions
+    ends = jax.random.bernoulli(end_key, 0.05, steps)
+    terminated = ends & ~_one_later(ends)
+    auto_reset = _one_later(terminated)
+    first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
+
+    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
+        age = next_age(age, first)
+        return age, age
+
+    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
+    value = jax.random.normal(value_key, (length + 1, num_envs))
+    return Rollout(
+        frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.frame_shape), jnp.uint8),
+        age=age,
+        action=jax.random.randint(action_key, steps, 0, num_actions),
+        log_prob=jnp.full(steps, -math.log(num_actions), jnp.float32),
+        value=value[:-1],
+        reward=jax.random.normal(reward_key, steps),
+        terminated=terminated,
+        truncated=jnp.zeros(steps, bool),
+        weight=(~auto_reset).astype(jnp.float32),
+        bootstrap_value=value[-1],
+        carry=network.initial_carry(num_envs),
+    )
+
+
+def _one_later(mark: jax.Array) -> jax.Array:
+    """Marks [T, B] moved to the step after; step 0 has none."""
+    return jnp.pad(mark[:-1], ((1, 0), (0, 0)))

@@ -43,6 +43,7 @@ With several processes, the games differ from those of one: an environment then 
 **The file** reads from the top: the environments, the loop, and what runs on the device. The data of a rollout are
 
     EnvGroup         emulators that step together, and on the host what a rollout of them has seen so far
+    Environments     all groups of a session
     RolloutBuffer    the part of that rollout on the device, which `act` fills
     Rollout          the rollouts of a device's groups, joined: what an update learns from (`algorithm.py`)
 """
@@ -59,14 +60,15 @@ import numpy as np
 from jax import lax
 
 from jaxrl_atari.algorithm import Rollout
-from jaxrl_atari.devices import check_placement
-from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame
+from jaxrl_atari.config import Config
+from jaxrl_atari.devices import Placement, check_placement
+from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import Rules
-from jaxrl_atari.envs.record import GamesInProgress, Segment
+from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps, join, split
 from jaxrl_atari.envs.replay import restore_games
 from jaxrl_atari.frames import STACK, as_frames, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
-from jaxrl_atari.networks import Network, Observation
+from jaxrl_atari.networks import Network, Observation, make_network
 from jaxrl_atari.ppo import log_prob_of
 
 # --- Environments ------------------------------------------------------------------------------------------------
@@ -240,6 +242,107 @@ def outcome_of(step: EnvStep, rules: Rules) -> dict[str, np.ndarray]:
         "truncated": step.truncated,
         "weight": (~step.first).astype(np.float32),
     }
+
+
+class Environments:
+    """All environments of a session, numbered 0 .. B-1.
+
+    Each of the learner's devices has a block of consecutive numbers, which is divided among its groups.
+
+    Args:
+        game_seed: seed of the games.
+        first_step: steps that each environment made before a resume that starts new games.
+        why_new: why the games of a checkpoint could not continue; empty if they do, or there were none.
+    """
+
+    def __init__(
+        self, config: Config, placement: Placement, game_seed: int, *, first_step: int = 0, why_new: str = ""
+    ):
+        self.game_seed = game_seed
+        self.why_new = why_new
+        self.groups: list[list[EnvGroup]] = []
+        """For each of this process's learner devices, its groups."""
+        env = config.env
+        envs_per_device = env.num_envs // len(placement.learner)
+        group_size = envs_per_device // (env.num_groups or 1)
+        anchor_steps = 0  # no record of the games
+        if not config.unrecorded_reason:
+            anchor_steps = env.anchor_steps or default_anchor_steps(env.num_envs)
+        for learner, actor in zip(placement.local_learner, placement.actors, strict=True):
+            first = placement.learner.index(learner) * envs_per_device
+            self.groups.append([])
+            for first_env in range(first, first + envs_per_device, group_size):
+                pool = make_pool(
+                    env,
+                    group_size,
+                    seed=game_seed,
+                    first_env=first_env,
+                    anchor_steps=anchor_steps,
+                    first_step=first_step,
+                )
+                network = make_network(config.network, pool.num_actions, *placement.device_classes)
+                group = EnvGroup(
+                    pool,
+                    network,
+                    device=actor,
+                    rules=env.rules,
+                    first_env=first_env,
+                    check=config.devices.check,
+                )
+                self.groups[-1].append(group)
+
+    def _all(self) -> list[EnvGroup]:
+        return list(itertools.chain(*self.groups))
+
+    @property
+    def network(self) -> Network:
+        """The network that acts in all of them."""
+        return self.groups[0][0].network
+
+    def games_so_far(self) -> np.ndarray:
+        """Return and env steps so far of each game in progress, float64 [B, 2]."""
+        return np.concatenate([group.episodes.so_far for group in self._all()])
+
+    def cut_segments(self) -> tuple[dict[str, Any], list[Segment]]:
+        """Takes what a checkpoint keeps of the games in progress, and the steps since the last call.
+
+        Returns:
+            The items of the checkpoint: `games` and, for a network with a memory, `carry` (number of a leaf ->
+            `[B, ...]`). Then the steps of each group. Both are empty if the back end does not record its games.
+        """
+        taken = [group.cut_segment() for group in self._all()]
+        recorded = [each for each in taken if each is not None]
+        if len(recorded) < len(taken):
+            return {}, []
+        games, segments = zip(*recorded, strict=True)
+        items: dict[str, Any] = {"games": join(games)._asdict()}
+        carries = [jax.tree.leaves(jax.device_get(group.rollout_start.carry)) for group in self._all()]
+        carry = {str(leaf): np.concatenate(parts) for leaf, parts in enumerate(zip(*carries, strict=True))}
+        if carry:
+            items["carry"] = carry
+        return items, list(segments)
+
+    def resume(self, items: dict[str, dict[str, np.ndarray]]) -> None:
+        """Plays the games of a checkpoint again up to where they were, so that they continue there.
+
+        Args:
+            items: what `cut_segments` returned when the checkpoint was written.
+
+        Raises:
+            UserError: they end otherwise than in the checkpoint.
+        """
+        games = GamesInProgress(**items["games"])
+        carry = items.get("carry", {})
+        for group in self._all():
+            first, last = group.first_env, group.first_env + group.pool.num_envs
+            leaves = [carry[str(leaf)][first:last] for leaf in range(len(carry))]
+            structure = jax.tree.structure(group.rollout_start.carry)
+            group.resume(split(games, first_env=first, num_envs=group.pool.num_envs), structure.unflatten(leaves))
+
+    def close(self) -> None:
+        """Frees the emulators."""
+        for group in self._all():
+            group.pool.close()
 
 
 # --- The loop ----------------------------------------------------------------------------------------------------

@@ -8,23 +8,24 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
-from jaxrl_atari.algorithm import check_config, find_algorithm, resolved_options
+from jaxrl_atari.algorithm import check_config, find_algorithm, new_key, resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, device_class, place
-from jaxrl_atari.environments import Environments, start_environments
 from jaxrl_atari.envs.pool import FinishedGame
-from jaxrl_atari.errors import Stopped
+from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.first_state import abstract_arrays, first_arrays, initial_parameters
+from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.learner import Learner, PendingMetrics
+from jaxrl_atari.learner import Learner, PendingMetrics, abstract_arrays, first_arrays
 from jaxrl_atari.networks import Network, make_network, speed_hints
-from jaxrl_atari.rollout import collect
+from jaxrl_atari.rollout import Environments, collect
 from jaxrl_atari.runs.actions import write_segment
-from jaxrl_atari.runs.checkpoints import Checkpoints
+from jaxrl_atari.runs.arrays import array_shapes, digest_of
+from jaxrl_atari.runs.checkpoints import Checkpoint, Checkpoints
 from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due, return_ma_window
@@ -398,3 +399,68 @@ def open_session(
             say(resume_text(resumed.meta, session.meta()))
         del arrays, acting, evaluated, resumed  # frees the checkpoint: the learner has a copy
         yield session
+
+
+def start_environments(
+    config: Config,
+    placement: Placement,
+    *,
+    seed: int,
+    progress: Progress,
+    resumed: Checkpoint | None,
+    say: Callable[[str], object],
+) -> Environments:
+    """Makes the environments of a session. The games of its checkpoint continue if they can; else new games start.
+
+    Args:
+        seed: seed of the session, from which that of new games derives.
+        progress: how far the session has come.
+        resumed: the checkpoint that the session resumes from; None for a new session.
+        say: receives a line for the user if the games of a checkpoint cannot continue.
+    """
+    why_new = ""
+    if resumed is not None:
+        envs_before = resumed.meta["config"]["env"]["num_envs"]
+        if config.unrecorded_reason:
+            why_new = config.unrecorded_reason
+        elif "games" not in resumed.items:
+            why_new = "the checkpoint has none: the back end ale records them, in a single process"
+        elif envs_before != config.env.num_envs:
+            why_new = f"env.num_envs {envs_before} -> {config.env.num_envs}"
+        else:
+            # `first_step` is 0: the games are played again from their start, which counts their steps.
+            environments = Environments(config, placement, resumed.meta["game_seed"])
+            try:
+                environments.resume(resumed.items)
+                return environments
+            except UserError as error:
+                environments.close()
+                why_new = str(error)
+        say(f"new games are started ({why_new})")
+    game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
+    return Environments(config, placement, game_seed, first_step=progress.steps_per_env, why_new=why_new)
+
+
+def initial_parameters(config: Config, network: Network, say: Callable[[str], object]) -> dict[str, np.ndarray]:
+    """The parameters of `init_from` that a network can start from: path -> array.
+
+    Args:
+        say: receives a line for the user that names the parameters that stay random.
+
+    Raises:
+        UserError: the source cannot be read, holds other parameters than when the run began, or none that fits.
+    """
+    assert config.init_from is not None
+    found = load_parameters(config.init_from, config.init_checkpoint)
+    if config.init_digest not in (None, digest_of(found)):
+        raise UserError(f"{config.init_from}: holds other parameters than when the run began; restore them")
+    own = array_shapes(jax.eval_shape(lambda: network.init(new_key(0))))
+    shapes = array_shapes(found)
+    taken = {path: found[path] for path in own if own[path] == shapes.get(path)}
+    if not taken:
+        raise UserError(
+            f"{config.init_from}: none of its parameters fits {config.network.name}: {own} -> {shapes}"
+        )
+    new = ", ".join(f"{path} {own[path]}" for path in own if path not in taken) or "none"
+    say(f"starts from {config.init_from}: {len(taken)} of {len(own)} arrays; random: {new}")
+    return taken

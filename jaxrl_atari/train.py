@@ -14,8 +14,8 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.job import job_name
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.errors import UserError
+from jaxrl_atari.hardware.settings import tune_process
 from jaxrl_atari.output import say
-from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CONFIG_FILE, RESUME_FILE
 
@@ -51,8 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
     tuning = tune_process()
     # Imported here, so that --help need not import Flax and orbax.
-    from jaxrl_atari.trials.sessions import train_session
-    from jaxrl_atari.trials.trial import run_training, train_alone
+    from jaxrl_atari.trials.trial import run_training, train_alone, train_session
 
     if options.session is None:
         say(tuning)

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_atari import make_env
 from jaxrl_atari.config import NetworkConfig
-from jaxrl_atari.export.programs import run_jax, run_onnx
+from jaxrl_atari.export.folder import run_jax, run_onnx
 from jaxrl_atari.networks import make_network
 
 

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 import jax
 
 from jaxrl_atari.hardware import gpus
-from jaxrl_atari.hardware.jax_settings import has_started
+from jaxrl_atari.hardware.settings import has_started
 from jaxrl_atari.imports import IMPORTS_VARIABLE
 
 SETTINGS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_FLAGS")

@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 
 import jax
 
-from jaxrl_atari import first_state
+from jaxrl_atari import learner
 from jaxrl_atari.algorithm import find_algorithm, resolved_options
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.networks import make_network
@@ -55,17 +55,17 @@ KINDS = {
 
 
 def first_arrays(config, num_actions, device):
-    """`first_state.first_arrays` of a config, with seed 0."""
+    """`learner.first_arrays` of a config, with seed 0."""
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
     network = make_network(config.network, num_actions, "cpu")
-    return first_state.first_arrays(network, algorithm, options, seed=0, device=device)
+    return learner.first_arrays(network, algorithm, options, seed=0, device=device)
 
 
 def abstract_arrays(config, num_actions):
-    """`first_state.abstract_arrays` of a config, on a CPU."""
+    """`learner.abstract_arrays` of a config, on a CPU."""
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
     network = make_network(config.network, num_actions, "cpu")
-    return first_state.abstract_arrays(network, algorithm, options, device=jax.devices("cpu")[0])
+    return learner.abstract_arrays(network, algorithm, options, device=jax.devices("cpu")[0])
 
 
 def stop_before(rollout):

@@ -26,8 +26,8 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, PositiveFloat, PositiveInt
 from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.settings import tune_process
 from jaxrl_atari.output import say
-from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.columns import COLUMNS, MACHINE_COLUMNS
 from jaxrl_atari.runs.description import describe
 

@@ -23,7 +23,8 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import EnvPool, make_pool, process_threads
+from jaxrl_atari.envs import EnvPool, make_pool
+from jaxrl_atari.hardware.cpu import process_threads
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
 from jaxrl_atari.runs.columns import MACHINE_COLUMNS

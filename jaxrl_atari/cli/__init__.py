@@ -5,6 +5,7 @@ signals.py          what a signal does: it interrupts a command, or asks a sessi
 job.py              a command that another command starts
 options.py          from the words of a command line to a dataclass of options
 config_files.py     --config: runs the Python file that it names
+device_report.py    the command `devices`
 """
 
 import atexit

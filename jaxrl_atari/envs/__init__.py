@@ -26,8 +26,8 @@ import numpy as np
 
 from jaxrl_atari.envs.pool import EnvPool, EnvStep, EpisodeCounter, FinishedGame
 from jaxrl_atari.envs.record import GameRecord
-from jaxrl_atari.errors import require, whole_number_variable
-from jaxrl_atari.hardware.cpu import emulator_cores
+from jaxrl_atari.errors import require
+from jaxrl_atari.hardware.cpu import process_threads
 
 if TYPE_CHECKING:  # the config imports the games and the protocols of this package
     import gymnasium
@@ -35,8 +35,6 @@ if TYPE_CHECKING:  # the config imports the games and the protocols of this pack
     from jaxrl_atari.config import EnvConfig
 
 __all__ = [
-    "DEFAULT_THREADS_VARIABLE",
-    "THREADS_VARIABLE",
     "EnvPool",
     "EnvStep",
     "EpisodeCounter",
@@ -44,18 +42,11 @@ __all__ = [
     "check_environment",
     "env_seeds",
     "make_pool",
-    "process_threads",
     "register_wrapper",
 ]
 
 WRAPPERS: dict[str, Callable[["gymnasium.Env"], "gymnasium.Env"]] = {}
 """The user's own wrappers for `env.wrapper`."""
-
-THREADS_VARIABLE = "JAXRL_ATARI_THREADS"
-"""Environment variable of the user: number of emulator threads of each pool."""
-
-DEFAULT_THREADS_VARIABLE = "JAXRL_ATARI_DEFAULT_THREADS"
-"""Environment variable of this package: the same, in a process with a part of the cores; the user's goes first."""
 
 
 def register_wrapper(name: str, wrapper: Callable[["gymnasium.Env"], "gymnasium.Env"]) -> None:
@@ -70,20 +61,6 @@ def register_wrapper(name: str, wrapper: Callable[["gymnasium.Env"], "gymnasium.
         wrapper: such as a class of `gymnasium.Wrapper`.
     """
     WRAPPERS[name] = wrapper
-
-
-def process_threads() -> int:
-    """Emulator threads of a pool, unless `env.num_threads` is set.
-
-    `THREADS_VARIABLE`, else `DEFAULT_THREADS_VARIABLE`, else one per core, or per CPU of a container's quota.
-
-    Raises `ConfigError` if a variable is unusable.
-    """
-    for name in (THREADS_VARIABLE, DEFAULT_THREADS_VARIABLE):
-        threads = whole_number_variable(name)
-        if threads:
-            return threads
-    return emulator_cores()
 
 
 def env_seeds(seed: int, num_envs: int) -> list[int]:

@@ -23,8 +23,8 @@ from jaxrl_atari.evaluate.play import run_evaluation
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.evaluate.video import record_video
 from jaxrl_atari.hardware.memory import do_not_preallocate
+from jaxrl_atari.hardware.settings import tune_process
 from jaxrl_atari.output import counted, say
-from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.score_statistics import score_interval
 from jaxrl_atari.report.text import interval_text
@@ -103,7 +103,7 @@ def _evaluate(policy: Policy, options: Options, seed: int) -> dict[str, Any]:
     """Plays the games of one session, prints and saves their scores, and records the video if it is wanted.
 
     Returns:
-        The content of its file; see `report/evaluations.py`.
+        The content of its file; see `runs.reading.evaluations`.
     """
     env = policy.config.env
     session_dir = policy.session_dir

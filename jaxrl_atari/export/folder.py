@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import jinja2
 import numpy as np
+from jax import export
 
 from jaxrl_atari import __version__
 from jaxrl_atari.envs import make_pool
@@ -15,13 +17,12 @@ from jaxrl_atari.envs.ale_pool import rom_ids
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import Policy
 from jaxrl_atari.export.onnx_model import NETWORKS, make_model
-from jaxrl_atari.export.programs import PLATFORMS, jax_program, run_jax, run_onnx
-from jaxrl_atari.networks import make_network
-from jaxrl_atari.report.evaluations import evaluations
+from jaxrl_atari.networks import Network, Observation, make_network
 from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.files import write_file
+from jaxrl_atari.runs.reading import evaluations
 
 TOLERANCE = 1e-4
 """Largest difference between outputs, absolute plus relative. The programs sum float32 in different orders."""
@@ -120,3 +121,47 @@ def readme(policy: Policy, about: Mapping[str, Any], run: Run, memory_shapes: Se
         tolerance=TOLERANCE,
         trained_in=policy.network.dtype.name,
     )
+
+
+# --- The program for JAX -----------------------------------------------------------------------------------------
+
+PLATFORMS = ("cpu", "cuda", "tpu")
+"""Platforms of the program for JAX."""
+
+
+def jax_program(network: Network, params: Any) -> bytes:
+    """The program for JAX, serialised by `jax.export`.
+
+    It maps stacks uint8 `[batch, 84, 84, 4]` to (logits, value). A recurrent network maps (stacks, first bool
+    `[batch]`, *memory) to (logits, value, *memory), where the memory is arrays `[batch, ...]`.
+    """
+    (batch,) = export.symbolic_shape("batch")
+    memory, structure = jax.tree.flatten(network.initial_carry(1))
+
+    # A recurrent network can make its memory only for a batch of known size. Here the size is a symbol, so a
+    # program for a single environment is mapped over the batch.
+    def act(stacks: Any, first: Any = None, *memory: Any) -> Any:
+        observation = Observation(stacks, first, jax.tree.unflatten(structure, memory))
+        outputs = network.apply(params, jax.tree.map(lambda x: x[None], observation))
+        results = (outputs.logits, outputs.value, *jax.tree.leaves(outputs.carry))
+        return jax.tree.map(lambda x: x[0], results)
+
+    inputs = [jax.ShapeDtypeStruct((batch, 84, 84, 4), jnp.uint8)]
+    if memory:
+        inputs.append(jax.ShapeDtypeStruct((batch,), jnp.bool_))
+    inputs += [jax.ShapeDtypeStruct((batch, *x.shape[1:]), x.dtype) for x in memory]
+    return bytes(export.export(jax.jit(jax.vmap(act)), platforms=PLATFORMS)(*inputs).serialize())
+
+
+def run_jax(program: bytes, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Runs a program for JAX."""
+    return [np.asarray(output) for output in export.deserialize(bytearray(program)).call(*inputs)]
+
+
+def run_onnx(model: bytes, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Runs a model in onnxruntime, on the CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    return [np.asarray(output) for output in session.run(None, dict(zip(names, inputs, strict=True)))]

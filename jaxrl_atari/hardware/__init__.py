@@ -9,7 +9,7 @@
 | memory | the share of a GPU's memory that JAX reserves |
 | monitor | utilisation and memory, sampled while a session trains |
 | distributed | several processes that learn together |
-| jax_settings | settings of JAX and XLA that change numbers; whether JAX has started |
+| settings | settings of JAX and of the process: those that change numbers, and those that save time and memory |
 
 `devices.py`, above this folder, turns a choice into devices of JAX.
 """

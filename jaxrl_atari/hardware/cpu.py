@@ -13,6 +13,12 @@ from jaxrl_atari.errors import whole_number_variable
 INSTRUCTION_SETS = {"AVX2": "avx2", "AVX-512": "avx512f", "BF16": "avx512_bf16", "AMX": "amx_tile"}
 """Instruction sets that decide the speed of matrix products -> their flags in /proc/cpuinfo."""
 
+THREADS_VARIABLE = "JAXRL_ATARI_THREADS"
+"""Environment variable of the user: number of emulator threads of each pool."""
+
+DEFAULT_THREADS_VARIABLE = "JAXRL_ATARI_DEFAULT_THREADS"
+"""Environment variable of this package: the same, in a process with a part of the cores; the user's goes first."""
+
 
 class Cpu(NamedTuple):
     """The CPU of this machine."""
@@ -71,3 +77,17 @@ def xla_threads() -> int:
         ConfigError: NPROC is not a whole number. XLA would ignore it.
     """
     return whole_number_variable("NPROC") or usable_cores()
+
+
+def process_threads() -> int:
+    """Emulator threads of a pool, unless `env.num_threads` is set.
+
+    `THREADS_VARIABLE`, else `DEFAULT_THREADS_VARIABLE`, else one per core, or per CPU of a container's quota.
+
+    Raises `ConfigError` if a variable is unusable.
+    """
+    for name in (THREADS_VARIABLE, DEFAULT_THREADS_VARIABLE):
+        threads = whole_number_variable(name)
+        if threads:
+            return threads
+    return emulator_cores()

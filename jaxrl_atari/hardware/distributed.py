@@ -20,7 +20,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxrl_atari.cli.signals import received
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
-from jaxrl_atari.hardware.jax_settings import jax_config
+from jaxrl_atari.hardware.settings import jax_config
 from jaxrl_atari.hardware.start import limit_jax
 from jaxrl_atari.output import say
 

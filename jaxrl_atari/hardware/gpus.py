@@ -17,7 +17,7 @@ import jax
 import pynvml
 
 from jaxrl_atari.errors import require
-from jaxrl_atari.hardware.jax_settings import has_started, jax_config
+from jaxrl_atari.hardware.settings import has_started, jax_config
 
 nvml: Any = pynvml  # its type annotations are incomplete
 

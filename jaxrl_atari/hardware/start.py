@@ -15,8 +15,8 @@ from jaxrl_atari.hardware.gpus import (
     own_gpus,
     started_gpus,
 )
-from jaxrl_atari.hardware.jax_settings import are_kernels_deterministic, use_deterministic_kernels
 from jaxrl_atari.hardware.memory import NO_MEMORY, apply_memory_fraction, is_fraction_applied
+from jaxrl_atari.hardware.settings import are_kernels_deterministic, use_deterministic_kernels
 
 
 def limit_jax(options: DevicesConfig) -> DeviceChoice:

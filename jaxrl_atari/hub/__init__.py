@@ -1,1 +1,1 @@
-"""Sharing runs on the Hugging Face Hub: the command, the files of a repository, and its model card."""
+"""Sharing runs on the Hugging Face Hub: the command, and the files of a repository."""

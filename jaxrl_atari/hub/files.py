@@ -1,13 +1,16 @@
-"""The files of a repository: what is shared of a run, written to a folder."""
+"""The files of a repository on the Hugging Face Hub: what is shared of a run, and README.md, its model card."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from jaxrl_atari.cli.options import CheckpointChoice
+from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.evaluate.policy import Policy, load_policy
-from jaxrl_atari.hub.card import model_card
-from jaxrl_atari.report.evaluations import played_at
 from jaxrl_atari.report.summary import Run, read_run
+from jaxrl_atari.report.tables import number_text
+from jaxrl_atari.report.text import interval_text, left_out_text, reference_rows, sessions_text
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.layout import (
     ACTIONS_FOLDER,
@@ -23,6 +26,7 @@ from jaxrl_atari.runs.layout import (
     checkpoint_env_steps,
     checkpoint_path,
 )
+from jaxrl_atari.runs.reading import evaluations, played_at, read_verification
 
 FILES = (
     CONFIG_FILE,
@@ -86,3 +90,93 @@ def _policies(run: Run, checkpoint: CheckpointChoice) -> list[Policy]:
         return [load_policy(run.path, checkpoint)]
     folders = [path for path in run.tables if checkpoint_env_steps(path)]
     return [load_policy(folder, checkpoint) for folder in folders or [run.path]]
+
+
+# --- The model card ----------------------------------------------------------------------------------------------
+
+TEMPLATE = Path(__file__).with_name("card.md")
+"""Jinja template of the card; the first block of metadata is `ModelCardData`'s."""
+
+ENVIRONMENTS = {"v5": "ALE/{}-v5", "classic": "{}NoFrameskip-v4"}
+"""Protocol -> Gymnasium's id of a game under it, by which the Hub sorts models."""
+
+
+def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str, int]) -> str:
+    """The model card of a run, in Markdown. It starts with the metadata that the Hub reads.
+
+    Args:
+        run: the run.
+        repo_id: the repository, USER/REPO, which the card names.
+        checkpoint: as chosen by the user: best, latest, or an env step.
+        checkpoints: name of a session -> env steps of its checkpoint in the repository.
+    """
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+    config = run.config
+    summary = run.summary
+    score_and_std = [value for value in (summary["score"], summary["score_std"]) if value is not None]
+    score = " +/- ".join(f"{value:.2f}" for value in score_and_std)
+    if run.protocol in ENVIRONMENTS:
+        environment = ENVIRONMENTS[run.protocol].format(run.game.name)
+    else:
+        environment = f"{run.game.name} ({run.protocol})"
+    is_atari = config.env.atari_game is not None
+    task = "reinforcement-learning"
+    tags = [task, "deep-reinforcement-learning", config.algorithm]
+    tags += ["atari"] if is_atari else []
+    metadata = ModelCardData(
+        library_name="jaxrl_atari",
+        pipeline_tag=task,
+        tags=[*tags, "jax", environment],
+        model_name=Path(repo_id).name,
+        eval_results=[
+            EvalResult(task, environment, environment, "mean_reward", score, metric_name="return_ma")
+        ] if score else None,
+    )  # fmt: skip
+    card = ModelCard.from_template(
+        metadata,
+        template_path=str(TEMPLATE),
+        algorithm=config.algorithm,
+        checkpoint=checkpoint,
+        checkpoints=checkpoints,
+        comparison_note=comparison_note(run.protocol),
+        evaluation=_newest_evaluation(run),
+        gae_lambda=config.resolved_gae_lambda,
+        has_graph=(run.path / GRAPHS_FOLDER / "trial.png").is_file(),
+        interval_text=interval_text,
+        is_atari=is_atari,
+        left_out=left_out_text(run),
+        name=Path(repo_id).name,
+        num_envs=config.env.num_envs,
+        number=number_text,
+        references=reference_rows(run),
+        repo_id=repo_id,
+        return_ma=run.return_ma_definition,
+        rules=config.env.rules,
+        score=score or "unknown",
+        sessions=sessions_text(run),
+        summary=summary,
+        total_env_steps=config.total_env_steps,
+        verified=[path.name for path in run.tables if _is_verified(run, path)],
+    )
+    return str(card)
+
+
+def _is_verified(run: Run, session_dir: Path) -> bool:
+    """Whether `verify` has recomputed every row of a session's metrics.
+
+    A session may be verified while it trains, and then has rows that are not.
+    """
+    verification = read_verification(session_dir)
+    return verification is not None and verification["rows"] >= len(run.tables[session_dir]["env_steps"])
+
+
+def _newest_evaluation(run: Run) -> dict[str, Any] | None:
+    """The newest result of `evaluate` with the latest checkpoints of all sessions; None if there is none."""
+    session_names = [path.name for path in run.tables]
+    of_all_sessions = [
+        evaluation
+        for evaluation in evaluations(run.path)
+        if evaluation.get("checkpoint") == "latest" and evaluation.get("sessions") == session_names
+    ]
+    return of_all_sessions[-1] if of_all_sessions else None

@@ -10,8 +10,7 @@ In reading order:
 | tables | tables of results as Markdown and CSV; sections of a page; numbers as text |
 | text | scores, summaries and differences as text |
 | suites | the results of suites and sweeps, and comparisons of suites: tables, statistics, files |
-| evaluations | the results that `evaluate` has written |
 | graphs | the graphs of runs and suites |
-| searches | the results of a search: the table of its trials, and graphs, which Optuna draws |
+| searches | the study and the results of a search: the table of its trials, and graphs, which Optuna draws |
 | page | report.html: what the page of a run, suite, sweep or search shows |
 """

@@ -17,9 +17,8 @@ from jaxrl_atari.algorithms.dialects import dialect_text
 from jaxrl_atari.config import Config, changed_fields, flat
 from jaxrl_atari.errors import NoLogPoint
 from jaxrl_atari.output import counted, say, try_to
-from jaxrl_atari.report.evaluations import evaluations, played_at
 from jaxrl_atari.report.graphs import plot_comparison, plot_run
-from jaxrl_atari.report.searches import plot_search, trials_table
+from jaxrl_atari.report.searches import plot_search, read_study, trials_table
 from jaxrl_atari.report.suites import read_results
 from jaxrl_atari.report.summary import Run, read_run
 from jaxrl_atari.report.tables import Section, cell_text, number_text, table_of
@@ -32,7 +31,6 @@ from jaxrl_atari.report.text import (
 )
 from jaxrl_atari.runs.description import read_config, resumes
 from jaxrl_atari.runs.files import read_json, write_file
-from jaxrl_atari.runs.journal import read_study
 from jaxrl_atari.runs.layout import (
     GRAPHS_FOLDER,
     HUB_VIDEO_FILE,
@@ -45,7 +43,7 @@ from jaxrl_atari.runs.layout import (
     held_kind,
     trial_dirs,
 )
-from jaxrl_atari.runs.reading import latest_meta, read_verification
+from jaxrl_atari.runs.reading import evaluations, latest_meta, played_at, read_verification
 
 
 class Page(NamedTuple):

@@ -14,8 +14,8 @@ What a session logs: counters -> log points -> writers -> files
     session_log.py   when a log point is due, and what is in it
     writers.py       the interface of those who receive log points; the terminal
     tables.py        reads and writes metrics.csv and evaluations.csv
-    tracking.py      writes TensorBoard's events, and logs to Weights & Biases
-    logs.py          opens these writers, and cuts their files back to the checkpoint at a resume
+    logs.py          the writers for TensorBoard and Weights & Biases; opens all writers, and cuts their files back
+                     to the checkpoint at a resume
     reading.py       reads back what a session has written
 
 What a session resumes from
@@ -24,7 +24,4 @@ What a session resumes from
 
 What `verify` needs
     actions.py       the log of actions, with the seeds and scores of all games
-
-What a search keeps
-    journal.py       the study, which Optuna writes
 """

@@ -20,7 +20,7 @@ from jaxrl_atari.devices import Placement
 from jaxrl_atari.errors import UserError, reason, require
 from jaxrl_atari.hardware import gpus
 from jaxrl_atari.hardware.cpu import read_cpu, xla_threads
-from jaxrl_atari.hardware.jax_settings import numeric_settings
+from jaxrl_atari.hardware.settings import numeric_settings
 from jaxrl_atari.runs.files import read_json, read_result
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,

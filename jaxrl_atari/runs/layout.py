@@ -24,7 +24,7 @@ SWEEP_DIR/sweep.json    what the sweep is; SWEEP_DIR/SETTING/ is the suite of a 
 SEARCH_DIR/search.json  what the search is; SEARCH_DIR/trial_<i>/ is the run of a trial
     trials.csv, trials.md    its results
     NAME_best.py             the config of its best trial
-    journal.log              its trials; see `journal.py`
+    journal.log              its trials, as Optuna writes them
 
 A file that may not be overwritten leads to NAME_2, NAME_3, ... beside it (`files.unused`).
 Each of these may have graphs/ and report.html (see `report/`). The output of a trial of a

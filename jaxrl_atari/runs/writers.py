@@ -1,7 +1,7 @@
 """Writers, which receive the log points of a session: the interface `Writer`, and the writer for the terminal.
 
-`tables.py` writes tables, and `tracking.py` writes for TensorBoard and Weights & Biases. `logs.py` opens the
-writers that a config selects.
+`tables.py` writes tables. `logs.py` has the writers for TensorBoard and Weights & Biases, and opens those that a
+config selects.
 """
 
 import contextlib

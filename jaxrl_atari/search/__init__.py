@@ -7,6 +7,5 @@ launchers there. Optuna's class `Trial` is its entry in the study. In reading or
 |---|---|
 | command | the command: parses the options, runs the trials that are left, shows the results |
 | space | `SearchConfig`: the options of a search, with its space; search.json |
-| study | Optuna's study: its sampler and pruner, the start of a trial, the files of results |
-| trial | `train_trial`: trains a trial, in its process |
+| study | Optuna's study: its sampler and pruner, a trial from its start to its end, the files of results |
 """

@@ -15,8 +15,8 @@ from jaxrl_atari.cli.config_files import run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import SessionsFailed, UserError, require
+from jaxrl_atari.hardware.settings import tune_process
 from jaxrl_atari.output import counted, say, say_changes, try_to
-from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.searches import FAILURE, failure_text, status_text, trials_table
 from jaxrl_atari.runs.description import describe
@@ -29,12 +29,11 @@ from jaxrl_atari.runs.layout import (
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.search.space import SearchConfig, check_search, read_search
-from jaxrl_atari.search.study import open_study, save_results, start_trial
-from jaxrl_atari.search.trial import train_trial
+from jaxrl_atari.search.study import open_study, save_results, start_trial, train_trial
 from jaxrl_atari.trials.launch import Job, OnEnd, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
-from jaxrl_atari.trials.sessions import with_init_digest
 from jaxrl_atari.trials.slots import plan_search_slots
+from jaxrl_atari.trials.trial import with_init_digest
 
 CHANGEABLE_OPTIONS = {"search.trials", "search.address", "search.resources.gpu", "search.resources.cpu"}
 """Options that may change when a search is resumed."""

@@ -36,8 +36,8 @@ from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.sweep import SweepPlan, game_configs, parse_vary, plan_sweep, read_plan, write_plan
 from jaxrl_atari.trials.launch import Job, OnEnd, raise_failures, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
-from jaxrl_atari.trials.sessions import described_for_jobs, session_jobs, with_init_digest
 from jaxrl_atari.trials.slots import ResourcesConfig, plan_slots
+from jaxrl_atari.trials.trial import described_for_jobs, session_jobs, with_init_digest
 
 
 @dataclasses.dataclass(frozen=True)

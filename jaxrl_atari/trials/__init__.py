@@ -5,12 +5,10 @@ each is a job: a command that needs nothing but the run directory. In reading or
 
 | module | content |
 |---|---|
-| trial | `run_training`: a whole trial, for `python -m jaxrl_atari.train` and for scripts |
-| sessions | the sessions of a trial and their jobs; `train_session` trains one with `session.run_session` |
+| trial | `run_training`: a whole trial; `train_session`: one session, with `session.run_session` |
 | slots | the devices on which jobs train, and the share of a machine that each gets |
 | launch | `run_jobs`: several jobs at a time on this machine |
 | ray_jobs | `run_jobs_on_ray`: on a Ray cluster |
-| programs | of several sessions with the same compiled programs, one compiles them |
 
 Suites and sweeps (`suite/`) make the jobs of many trials. Each trial of a search (`search/`) is a job too.
 `cli/job.py` has what a job is to its own process.

@@ -10,10 +10,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from jaxrl_atari.config import Config, DevicesConfig, NonNegativeFloat, NonNegativeInt, check_fields
-from jaxrl_atari.envs import DEFAULT_THREADS_VARIABLE
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import choose_devices, divide_gpus
-from jaxrl_atari.hardware.cpu import emulator_cores
+from jaxrl_atari.hardware.cpu import DEFAULT_THREADS_VARIABLE, emulator_cores
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
 from jaxrl_atari.output import counted

@@ -1,37 +1,59 @@
-"""A trial: several sessions of one config, with seeds `seed`, `seed + 1`, ..., in one run directory."""
+"""A trial: several sessions of one config, with seeds `seed`, `seed + 1`, ..., in one run directory.
+
+`run_training` trains a whole trial, and `train_alone` one session of it, for a cluster. A session that shares the
+machine with others is a job: the command that `session_jobs` makes. All end in `train_session`, which calls
+`session.run_session`.
+"""
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import fcntl
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.cli.job import job_name
-from jaxrl_atari.config import Config, changed_fields
+from jaxrl_atari.cli.signals import StopRequest
+from jaxrl_atari.config import TRACED_OPTIONS, Config, LogConfig, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, Stopped, UserError, correctable, reason, require
+from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.hardware import distributed
+from jaxrl_atari.hardware.settings import jax_config
 from jaxrl_atari.imports import pass_on_script
 from jaxrl_atari.output import say, say_changes, say_traceback
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run
 from jaxrl_atari.report.text import summary_table
-from jaxrl_atari.runs.description import describe, read_config, require_same_run
+from jaxrl_atari.runs.arrays import digest_of
+from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.description import describe, read_config, require_same_run, software_and_machine
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import CONFIG_FILE, TRIAL_SUMMARY_FILE, held_kind, resume_command
-from jaxrl_atari.runs.run_dir import claim_run_dir
-from jaxrl_atari.runs.writers import Writer
-from jaxrl_atari.trials.launch import raise_failures, run_jobs
-from jaxrl_atari.trials.sessions import (
-    StopFunction,
-    begin_run,
-    described_for_jobs,
-    session_jobs,
-    train_session,
-    unfinished_sessions,
+from jaxrl_atari.runs.layout import (
+    CONFIG_FILE,
+    RESUME_FILE,
+    STOPPED_FILE,
+    TRIAL_SUMMARY_FILE,
+    held_kind,
+    resume_command,
+    session_dirs,
+    session_files,
+    session_path,
 )
+from jaxrl_atari.runs.reading import EarlyEnd, is_finished, read_early_end
+from jaxrl_atari.runs.run_dir import claim_run_dir, keep_code
+from jaxrl_atari.runs.writers import Row, Writer, WriterGroup
+from jaxrl_atari.session import run_session
+from jaxrl_atari.trials.launch import Job, raise_failures, run_jobs
 from jaxrl_atari.trials.slots import SlotPlan, plan_slots
+
+StopFunction = Callable[[Row], object]
+"""Called with each log point of a session. The session ends once the result is true; a text is the reason."""
 
 
 class TrainingResult(NamedTuple):
@@ -252,3 +274,229 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, Us
         try_report(run_dir)
     raise_failures(failures, config.sessions, run_dir, resume)
     return run.summary
+
+
+# --- The sessions of a trial -------------------------------------------------------------------------------------
+
+
+def unfinished_sessions(config: Config, run_dir: Path) -> list[int]:
+    """The sessions of a trial that have not trained to their end. The run directory may not exist yet."""
+    return [
+        session for session in range(config.sessions) if not is_finished(config, session_path(run_dir, session))
+    ]
+
+
+def session_jobs(config: Config, run_dir: Path, label: str = "", first_position: int = 0) -> list[Job]:
+    """The jobs of a trial: the command `train --session` for each session that has not trained to its end.
+
+    Args:
+        label: stands before the names of the jobs, such as the game of a suite.
+        first_position: `Job.position` of session 0; the other sessions follow.
+    """
+    run_dir = run_dir.absolute()
+    return [
+        Job(
+            name=f"{label}session {session}",
+            words=("jaxrl_atari.train", "--resume", str(run_dir), "--session", str(session)),
+            folder=session_path(run_dir, session),
+            position=first_position + session,
+        )
+        for session in unfinished_sessions(config, run_dir)
+    ]
+
+
+def with_init_digest(config: Config) -> Config:
+    """The config with the digest of the parameters that `init_from` names: later sessions refuse others."""
+    if config.init_from is None or config.init_digest is not None:
+        return config
+    return replace(config, init_digest=digest_of(load_parameters(config.init_from, config.init_checkpoint)))
+
+
+def begin_run(config: Config, run_dir: Path) -> Config:
+    """Writes config.json of a trial that starts. One that is resumed gets it once a session has made an update.
+
+    Returns:
+        The config, as `with_init_digest` returns it.
+    """
+    config = with_init_digest(config)
+    if not any(map(session_files, session_dirs(run_dir))):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        write_json(run_dir / CONFIG_FILE, describe(config))
+    return config
+
+
+@contextlib.contextmanager
+def described_for_jobs(config: Config, run_dir: Path) -> Iterator[None]:
+    """Context in which the jobs of a trial train: the run directory has the file from which they read how."""
+    config = begin_run(config, run_dir)
+    file = run_dir / RESUME_FILE
+    write_json(file, describe(config, run_dir))
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def train_session(
+    config: Config,
+    run_dir: Path,
+    session: int,
+    *,
+    name: str = "",
+    writers: Sequence[Writer] = (),
+    stop: StopFunction | None = None,
+    stop_requested: Callable[[], bool] = lambda: False,
+) -> None:
+    """Trains a session of a trial, from its newest checkpoint if it has one.
+
+    If another session is compiling the same programs, it waits for them. After its first update, it writes
+    config.json and keeps the user's own code in the run directory.
+
+    Args:
+        name: stands before each printed line. Empty: `session 0`, with the session's number.
+        writers: receive the log points, with `session` and `seed` in each row.
+        stop: called with each log point; the session ends early once the result is true.
+        stop_requested: asked besides signals; if true, the session writes its last checkpoint and ends.
+
+    Raises:
+        UserError, Stopped: as `run_session`.
+        KeyboardInterrupt: a signal before the first update, or Ctrl-C after an earlier signal, has ended the
+            session at once. With `devices.distributed`, only the latter does.
+    """
+    name = name or f"session {session}"
+    directory = session_path(run_dir, session)
+    rule = StopRule(stop, config, directory)
+    # The processes of `devices.distributed` end together, perhaps before their first update.
+    request = StopRequest(name, saves=config.devices.distributed)
+
+    with request, compiled_once(config, name) as compiled:
+
+        def after_first_update() -> None:
+            request.saves = True
+            if distributed.is_leader():
+                write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
+                for line in keep_code(run_dir):
+                    say(f"{name}  {line}")
+            compiled()
+
+        run_session(
+            config,
+            directory,
+            session,
+            label=name,
+            resume=True,
+            writers=[WriterGroup([*writers, rule], {"session": session, "seed": config.seed + session})],
+            on_first_update=after_first_update,
+            stop_requested=lambda: request.requested or stop_requested(),
+            ends_early=rule.ends_session,
+        )
+        # A request that came after the session had asked for the last time.
+        if distributed.sum_over_processes(request.requested):
+            raise Stopped
+
+
+# --- The early end of a session ----------------------------------------------------------------------------------
+
+
+def reached_limit(log: LogConfig, row: Row) -> str:
+    """The limit of `log` that a session has reached at a log point, in words; empty if it has reached none."""
+    if log.stop_at_return is not None and row["episodes"] >= 100 and row["return_mean"] >= log.stop_at_return:
+        return f"return_mean {row['return_mean']:,.2f} has reached log.stop_at_return = {log.stop_at_return:,g}"
+    hours = row["wall_seconds"] / 3600
+    if log.stop_after_hours is not None and hours >= log.stop_after_hours:
+        return f"{hours:.3g} hours of training have reached log.stop_after_hours = {log.stop_after_hours:g}"
+    return ""
+
+
+class StopRule(Writer):
+    """Decides at each log point, by the limits of `config.log` and the caller's `stop`, whether to end early.
+
+    In the row that `stop` gets, a column without a value is NaN, so that comparisons with it are false.
+
+    Args:
+        stop: the caller's function, if there is one.
+        session_dir: directory of the session. If its stopped.json says that the session has met the rule, but was
+            interrupted in its last evaluation, the session is to end at once.
+    """
+
+    def __init__(self, stop: StopFunction | None, config: Config, session_dir: Path):
+        self._stop = stop
+        self._log = config.log
+        self._file = session_dir / STOPPED_FILE
+        self._total_env_steps = config.total_env_steps
+        self._end = read_early_end(session_dir, config.total_env_steps)  # None until the session is to end
+
+    def write(self, row: Row) -> None:
+        if self._end is not None:
+            return
+        values = dict.fromkeys(COLUMNS, math.nan) | {k: value for k, value in row.items() if value is not None}
+        answer = reached_limit(self._log, values) or (self._stop is not None and self._stop(values))
+        if answer:
+            reason = answer if isinstance(answer, str) else "stop(row) was true at this log point"
+            self._end = EarlyEnd(int(row["env_steps"]), reason, self._total_env_steps)
+
+    def ends_session(self) -> bool:
+        """Whether the session is to end, asked while the budget lasts. If so, it writes stopped.json.
+
+        The file is written before the last checkpoint, without which it does not count, and before the last
+        evaluation, during which the session may be stopped or killed.
+        """
+        if self._end is None:
+            return False
+        if distributed.is_leader():
+            write_json(self._file, self._end._asdict())
+        return True
+
+
+# --- Programs that several sessions compile once -----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def compiled_once(config: Config, name: str) -> Iterator[Callable[[], None]]:
+    """Context of a session that compiles its programs, unless another one on this machine compiles the same ones.
+
+    The others wait for it, and then read them from JAX's cache of compiled programs. A file in the cache, which is
+    locked meanwhile, says whether a session has compiled the programs before: then none waits. None waits with
+    `devices.distributed` either, because its processes need each other for their first update.
+
+    Args:
+        name: of the session.
+
+    Yields:
+        The function to call after the first update.
+    """
+    folder = jax_config.jax_compilation_cache_dir
+    is_kept = folder and Path(folder).is_dir() and jax_config.jax_enable_compilation_cache
+    key = f"{compile_key(config)} {software_and_machine(config.devices)}"
+    path = Path(folder or "", f"compiled_{hashlib.sha256(key.encode()).hexdigest()[:16]}")
+    if not is_kept or config.devices.distributed or path.exists():
+        yield lambda: None
+        return
+    with path.with_suffix(".lock").open("w") as lock:
+        with contextlib.suppress(OSError):  # a file system without locks
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"{name}  waits for the session that compiles the same programs")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            lock.close()
+
+        def compiled() -> None:
+            path.touch()
+            lock.close()
+
+        yield compiled
+
+
+def compile_key(config: Config) -> str:
+    """A text that two configs share only if they run the same compiled programs.
+
+    The configs may differ in what the programs take as arguments (`TRACED_OPTIONS`), such as the learning rate.
+    """
+    values = config.to_dict()
+    for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
+        del values[name]
+    for name in TRACED_OPTIONS:
+        del values["ppo"][name]
+    return json.dumps(values)

@@ -2,7 +2,6 @@
 
 | module | content |
 |---|---|
-| games | the games of a log of actions, played again |
 | recompute | verifies a session: the rows of metrics.csv from the games of the log, and the games themselves |
 | retrain | trains a part of a session again, and compares bits |
 | __main__ | the command |

@@ -18,8 +18,8 @@ from jaxrl_atari import cli
 from jaxrl_atari.cli.options import RunDir, WithImports, parse
 from jaxrl_atari.config import Config, NonNegativeInt, PositiveInt
 from jaxrl_atari.errors import UserError, VerificationFailed
+from jaxrl_atari.hardware.settings import tune_process
 from jaxrl_atari.output import say
-from jaxrl_atari.process_tuning import tune_process
 from jaxrl_atari.runs.description import other_versions, read_config
 from jaxrl_atari.runs.layout import VERIFIED_FILE, checkpoint_env_steps, session_dirs, session_number
 from jaxrl_atari.runs.reading import require_own_seed

@@ -13,12 +13,11 @@ from small_networks import FeedForward, Recurrent, make
 
 from jaxrl_atari.algorithm import Mean, find_algorithm, resolved_options
 from jaxrl_atari.config import Config, PPOConfig, config_from_dict, set_fields
-from jaxrl_atari.dry_run import random_rollout
 from jaxrl_atari.errors import ConfigError, InterfaceError
-from jaxrl_atari.learner import DataParallel
+from jaxrl_atari.learner import DataParallel, random_rollout
 from jaxrl_atari.ppo import PPO, log_prob_of, ppo_loss, ppo_loss_of_outputs, ppo_prepare
 from jaxrl_atari.rollout import collect
-from jaxrl_atari.trials.programs import compile_key
+from jaxrl_atari.trials.trial import compile_key
 from jaxrl_atari.update import init_train_state, observe, update
 
 LENGTH, ENVS = 16, 8

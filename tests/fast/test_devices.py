@@ -6,7 +6,7 @@ import re
 import jax
 import pytest
 
-from jaxrl_atari import device_report
+from jaxrl_atari.cli import device_report
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError, UserError

@@ -37,7 +37,7 @@ def read_and_stop(options, prefix):
     raise Accepted
 
 
-MAINS = {"search": "search.command", "devices": "device_report", "train": "train", "plots": "plots"}
+MAINS = {"search": "search.command", "devices": "cli.device_report", "train": "train", "plots": "plots"}
 """Command -> the module of its `main`, where that is not its folder's `__main__`."""
 
 

@@ -13,9 +13,8 @@ from small_networks import FeedForward, make
 
 from jaxrl_atari.config import DevicesConfig, PPOConfig
 from jaxrl_atari.devices import place
-from jaxrl_atari.dry_run import random_rollout
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.learner import Learner
+from jaxrl_atari.learner import Learner, random_rollout
 from jaxrl_atari.ppo import PPO, ppo_prepare
 from jaxrl_atari.update import init_train_state
 

@@ -28,8 +28,7 @@ from jaxrl_atari.search.space import (
     check_search,
     read_search,
 )
-from jaxrl_atari.search.study import open_study, save_results, start_trial
-from jaxrl_atari.search.trial import StudyWriter
+from jaxrl_atari.search.study import StudyWriter, open_study, save_results, start_trial
 from jaxrl_atari.trials.slots import allot
 
 QBERT = ["--config", str(ROOT / "configs/search_qbert.py")]

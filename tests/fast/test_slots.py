@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, TrialConfig
-from jaxrl_atari.envs import THREADS_VARIABLE, process_threads
+from jaxrl_atari.hardware.cpu import THREADS_VARIABLE, process_threads
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE
 from jaxrl_atari.trials.slots import plan_slots
 

@@ -13,11 +13,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from jaxrl_atari.config import Config, LogConfig
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.logs import open_logs
+from jaxrl_atari.runs.logs import TensorBoardWriter, open_logs
 from jaxrl_atari.runs.progress import Progress
 from jaxrl_atari.runs.reading import read_evaluations, read_metrics
 from jaxrl_atari.runs.tables import CsvWriter
-from jaxrl_atari.runs.tracking import TensorBoardWriter
 from jaxrl_atari.runs.writers import TerminalWriter, WriterGroup
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 import jax
 import pytest
 
+from jaxrl_atari.cli.device_report import memory_report
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.device_report import memory_report
 
 SMALL = Config(
     env=EnvConfig(num_envs=8),

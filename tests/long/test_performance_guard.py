@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, NetworkConfig, PPOConfig
-from jaxrl_atari.dry_run import random_rollout
-from jaxrl_atari.learner import compiled_update
+from jaxrl_atari.learner import compiled_update, random_rollout
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.ppo import PPO
 from jaxrl_atari.session import iterations, open_session

@@ -160,7 +160,7 @@ def test_keys_do_not_depend_on_the_environment(copied):
 def test_whether_a_session_is_finished_is_known_without_starting_jax(copied):
     """The process that starts sessions takes no memory of a GPU."""
     code = (
-        "import sys, pathlib, small_training as t; from jaxrl_atari.hardware.jax_settings import has_started;"
+        "import sys, pathlib, small_training as t; from jaxrl_atari.hardware.settings import has_started;"
         "from jaxrl_atari.runs.reading import is_finished;"
         "print(is_finished(t.TINY, pathlib.Path(sys.argv[1])), has_started())"
     )
@@ -173,7 +173,7 @@ def test_an_offline_run_of_wandb_stays_in_the_session_directory(tmp_path):
     session_dir = tmp_path / "suite_a" / "Breakout" / "session_0"
     session_dir.mkdir(parents=True)
     code = (
-        "import sys, pathlib; from small_training import *; from jaxrl_atari.runs.tracking import WandbWriter;"
+        "import sys, pathlib; from small_training import *; from jaxrl_atari.runs.logs import WandbWriter;"
         "writer = WandbWriter(TINY, pathlib.Path(sys.argv[1]), 'a1b2c3d4');"
         "writer.write({'env_steps': 1024, 'return_mean': 7.25, 'entropy': float('nan')});"
         "writer.evaluation({'env_steps': 1000, 'mean': 3.5, 'std': None}); writer.close()"

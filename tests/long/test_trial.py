@@ -8,7 +8,7 @@ from small_training import TINY, read_table
 from jaxrl_atari import run_training
 from jaxrl_atari.config import set_fields
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.trials.sessions import begin_run, train_session
+from jaxrl_atari.trials.trial import begin_run, train_session
 
 
 def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):

@@ -20,8 +20,8 @@ from user_commands import ROOT, python, user_environment
 
 from jaxrl_atari.config import Config, NetworkConfig
 from jaxrl_atari.hardware.gpus import visible_gpus
-from jaxrl_atari.hardware.jax_settings import DETERMINISTIC
 from jaxrl_atari.hardware.monitor import monitor
+from jaxrl_atari.hardware.settings import DETERMINISTIC
 from jaxrl_atari.networks import Observation, make_network
 
 SHOWN = {name: os.environ[name] for name in ("CUDA_VISIBLE_DEVICES",) if name in os.environ}
@@ -99,7 +99,7 @@ CHECKS = """
 from jaxrl_atari.config import *
 from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.errors import UserError
-from jaxrl_atari.hardware.jax_settings import has_started
+from jaxrl_atari.hardware.settings import has_started
 for name, size in (("nature", 256), ("nature_lstm", 256), ("nature_lstm", 64)):
     network, devices = NetworkConfig(name=name), DevicesConfig(deterministic=True)
     try:

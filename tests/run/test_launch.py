@@ -17,8 +17,8 @@ from jaxrl_atari.cli.signals import INTERRUPTED
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.trials.launch import raise_failures, run_jobs
-from jaxrl_atari.trials.programs import compiled_once
 from jaxrl_atari.trials.slots import Slot
+from jaxrl_atari.trials.trial import compiled_once
 
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 
@@ -172,9 +172,9 @@ def test_jobs_go_on_when_nobody_reads_their_output(family, tmp_path):
 
 def test_one_job_compiles_and_those_with_the_same_programs_wait_for_it(tmp_path, monkeypatch):
     settings = SimpleNamespace(jax_compilation_cache_dir=str(tmp_path), jax_enable_compilation_cache=True)
-    monkeypatch.setattr("jaxrl_atari.trials.programs.jax_config", settings)
+    monkeypatch.setattr("jaxrl_atari.trials.trial.jax_config", settings)
     waits = threading.Event()
-    monkeypatch.setattr("jaxrl_atari.trials.programs.say", lambda line: waits.set())
+    monkeypatch.setattr("jaxrl_atari.trials.trial.say", lambda line: waits.set())
     events = []
 
     def job(name, config):

@@ -6,7 +6,7 @@ from user_commands import python
 
 COMPILE = """
 import jax
-from jaxrl_atari.process_tuning import tune_process
+from jaxrl_atari.hardware.settings import tune_process
 print(tune_process())
 jax.jit(lambda x: 3 * x + 1)(2.0)
 """
@@ -33,7 +33,7 @@ def test_a_folder_that_cannot_be_made_ends_nothing():
 
 
 def test_settings_that_change_numbers():
-    code = "import json; from jaxrl_atari.hardware.jax_settings import *; print(json.dumps(numeric_settings()))"
+    code = "import json; from jaxrl_atari.hardware.settings import *; print(json.dumps(numeric_settings()))"
     found = python("-c", code, JAX_ENABLE_X64="1", NPROC="1", NVIDIA_TF32_OVERRIDE="0")
     expected = {"jax_enable_x64": True, "xla_threads": 1, "NVIDIA_TF32_OVERRIDE": "0"}
     assert json.loads(found.stdout) == expected

@@ -13,8 +13,7 @@ from optuna.trial import TrialState
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.search.space import FloatDistribution, SearchConfig, read_search
-from jaxrl_atari.search.study import open_study, save_results, start_trial
-from jaxrl_atari.search.trial import StudyWriter, train_trial
+from jaxrl_atari.search.study import StudyWriter, open_study, save_results, start_trial, train_trial
 
 
 def new_search(folder, config, **options):

@@ -15,7 +15,7 @@ from jaxrl_atari.errors import SessionsFailed
 from jaxrl_atari.evaluate.policy import load_parameters
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.files import only_writer, read_json, write_json
-from jaxrl_atari.trials.sessions import reached_limit, with_init_digest
+from jaxrl_atari.trials.trial import reached_limit, with_init_digest
 
 TWO = change(TINY, sessions=2, total_env_steps=128)
 

@@ -21,7 +21,6 @@ from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.cli.options import FromConfig, parse, read_sources
 from jaxrl_atari.config import Config, DevicesConfig, GpuOption
 from jaxrl_atari.devices import device_class
-from jaxrl_atari.dry_run import update_arguments
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.hardware.choice import choose_among
 from jaxrl_atari.hardware.gpus import (
@@ -35,7 +34,7 @@ from jaxrl_atari.hardware.gpus import (
     visible_gpus,
 )
 from jaxrl_atari.hardware.memory import apply_memory_fraction, do_not_preallocate
-from jaxrl_atari.learner import compiled_update
+from jaxrl_atari.learner import compiled_update, update_arguments
 from jaxrl_atari.networks import make_network
 from jaxrl_atari.output import counted, say
 
