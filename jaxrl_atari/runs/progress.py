@@ -1,4 +1,10 @@
-"""How far a session has come: counters, and the returns of its games."""
+"""How far a session has come: counters, and the returns of its games.
+
+How the return of a game reaches the table of results: an `EnvGroup` (`rollout.py`) counts the rewards of a game
+and gives a `FinishedGame` at its end; `EpisodeStatistics` makes `return_mean` and `return_ma` of these;
+`SessionLog` writes them into metrics.csv; and the score of a trial (`report/summary.py`) is the mean over its
+sessions of the last `return_ma`.
+"""
 
 import math
 from collections import deque

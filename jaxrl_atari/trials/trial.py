@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -309,7 +308,8 @@ def with_init_digest(config: Config) -> Config:
     """The config with the digest of the parameters that `init_from` names: later sessions refuse others."""
     if config.init_from is None or config.init_digest is not None:
         return config
-    return replace(config, init_digest=digest_of(load_parameters(config.init_from, config.init_checkpoint)))
+    digest = digest_of(load_parameters(config.init_from, config.init_checkpoint))
+    return dataclasses.replace(config, init_digest=digest)
 
 
 def begin_run(config: Config, run_dir: Path) -> Config:
