@@ -13,7 +13,7 @@ by half of the standard deviation, in each game. The true value is that of 2,000
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import tyro
@@ -37,24 +37,11 @@ MEASURED: dict[str, tuple[Statistic, tuple[float, ...]]] = {
 """Title -> the statistic, and by how many standard deviations the scores of each of its suites are higher."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """Measures how often intervals cover the true value."""
-
-    suites: int = 400
-    """Simulated suites for each cell of the table."""
-    sessions: tuple[int, ...] = (2, 3, 5, 10)
-    """Sessions of each game."""
-    games: tuple[int, ...] = (1, 5, 26, 57)
-    """Games of a suite."""
-
-
-class Game:
+class Game(NamedTuple):
     """A game whose sessions have normally distributed scores."""
 
-    def __init__(self, mean: float, std: float):
-        self.mean = mean
-        self.std = std
+    mean: float
+    std: float
 
     def play(self, rng: np.random.Generator, sessions: int, shift: float) -> np.ndarray:
         """Scores of sessions `[sessions]`, higher by `shift` standard deviations."""
@@ -121,20 +108,26 @@ def measure(
     return cell
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints the table, row by row."""
-    options = tyro.cli(Options, args=arguments)
-    games = read_games(np.random.default_rng(0))
+def main(
+    suites: int = 400, sessions: tuple[int, ...] = (2, 3, 5, 10), games: tuple[int, ...] = (1, 5, 26, 57)
+) -> None:
+    """Measures how often intervals cover the true value. Prints the table, row by row.
+
+    Args:
+        suites: simulated suites for each cell of the table
+        sessions: sessions of each game
+        games: games of a suite
+    """
+    known = read_games(np.random.default_rng(0))
     print(f"| sessions per game | games | {' | '.join(MEASURED)} |")
     print(f"|{'---:|' * (2 + len(MEASURED))}")
-    for sessions in options.sessions:
-        for count in options.games:
+    for each in sessions:
+        for count in games:
             cells = [
-                measure(statistic, shifts, games[:count], sessions, options.suites)
-                for statistic, shifts in MEASURED.values()
+                measure(statistic, shifts, known[:count], each, suites) for statistic, shifts in MEASURED.values()
             ]
-            print(f"| {sessions} | {count} | {' | '.join(cells)} |", flush=True)
+            print(f"| {each} | {count} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main)

@@ -12,7 +12,6 @@ import csv
 import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -105,10 +104,10 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
     write_file(folder / "scores.csv", text.getvalue())
 
 
-def thinned(metrics: str, count: int = CURVE_ROWS) -> str:
-    """A metrics.csv with at most `count` of its rows, evenly spaced, the first and the last included."""
+def thinned(metrics: str) -> str:
+    """A metrics.csv with at most `CURVE_ROWS` of its rows, evenly spaced, the first and the last included."""
     header, *rows = [line for line in metrics.splitlines(keepends=True) if line.endswith("\n")]
-    kept = np.unique(np.linspace(0, len(rows) - 1, count).round().astype(int))
+    kept = np.unique(np.linspace(0, len(rows) - 1, CURVE_ROWS).round().astype(int))
     return header + "".join(rows[i] for i in kept)
 
 
@@ -246,25 +245,19 @@ def make(root: Path = ROOT) -> None:
     draw(root / "benchmarks", rows, root / "docs" / "images" / "results.png")
 
 
-@dataclass(frozen=True)
-class Options:
-    """Adds runs to the record of results, and makes the tables and the picture of the documentation from it."""
+def main(run_dirs: tyro.conf.Positional[tuple[Path, ...]] = (), hardware: str = "") -> None:
+    """Adds runs to the record of results, and makes the tables and the picture of the documentation from it.
 
-    run_dirs: tyro.conf.Positional[tuple[Path, ...]] = ()
-    """Directories of runs to add."""
-    hardware: str = ""
-    """What they were trained on, for example 'AMD EPYC, 2 cores'."""
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
-    options = tyro.cli(Options, args=arguments)
-    if options.run_dirs and not options.hardware:
+    Args:
+        run_dirs: directories of runs to add
+        hardware: what they were trained on, for example 'AMD EPYC, 2 cores'
+    """
+    if run_dirs and not hardware:
         raise UserError("--hardware: missing; name what the runs were trained on, for example 'AMD EPYC, 2 cores'")
-    for run_dir in options.run_dirs:
-        add_run(ROOT / "benchmarks", run_dir, options.hardware)
+    for run_dir in run_dirs:
+        add_run(ROOT / "benchmarks", run_dir, hardware)
     make()
 
 
 if __name__ == "__main__":
-    cli.run(main)
+    cli.run(lambda: tyro.cli(main))

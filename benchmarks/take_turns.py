@@ -23,6 +23,8 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 WARM_UP = 4  # iterations of each training before the first turn
 
 
@@ -52,7 +54,7 @@ class Training:
         self.metrics = run_dir / "session_0" / "metrics.csv"
         self.output = run_dir.with_suffix(".txt")
         with self.output.open("w") as output:
-            self.process = subprocess.Popen(
+            self.process = psutil.Popen(
                 [*command, *options], cwd=root, env=environment, stdout=output, stderr=subprocess.STDOUT
             )
 
@@ -74,13 +76,12 @@ class Training:
 
     def cpu_seconds(self) -> float:
         """CPU time of the process so far."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        times = self.process.cpu_times()
+        return times.user + times.system
 
     def resident_mib(self) -> float:
         """Resident memory now."""
-        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS:"))
+        return self.process.memory_info().rss / 2**20
 
     def turn(self) -> Turn:
         """Runs one iteration."""

@@ -93,15 +93,9 @@ class Mean:
     """1, or 0 where a sample does not count."""
     total: jax.Array
     """Sum of the weights on all devices, at least 1."""
-    sum_over_devices: Callable[[Any], Any] = flax.struct.field(
-        pytree_node=False, default=ONE_DEVICE.sum_over_devices
-    )
-    devices: int = flax.struct.field(pytree_node=False, default=ONE_DEVICE.count)
-    """Number of devices that share the samples. It does not change the mean.
-
-    `update.apply_to_rollout` reads it, in order to compute no more samples at a time than one device has in a
-    minibatch.
-    """
+    sum_over_devices: Callable[[Any], Any] = flax.struct.field(pytree_node=False)
+    devices: int = flax.struct.field(pytree_node=False)
+    """Number of devices that share the samples, for `update.apply_to_rollout`. It does not change the mean."""
 
     @classmethod
     def over(cls, weight: jax.Array, shard: Shard = ONE_DEVICE) -> "Mean":

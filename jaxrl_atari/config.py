@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from jaxrl_atari.envs.games import default_gae_lambda, game_of_id, parse_game
-from jaxrl_atari.envs.protocols import GYMNASIUM, GYMNASIUM_RULES, PROTOCOLS, Rules, protocol_text
+from jaxrl_atari.envs.games import game_of_id, game_under, parse_game
+from jaxrl_atari.envs.protocols import PROTOCOLS, Rules, protocol_text
 from jaxrl_atari.errors import UserError, did_you_mean, require
 
 TRACED = "enters the compiled update as data: a new value compiles nothing"
@@ -112,14 +112,13 @@ class EnvConfig:
     def protocol_name(self) -> str:
         """The name of the chosen protocol; if none is chosen, the one that the game's name implies, or v5."""
         if self.atari_game is None:
-            return GYMNASIUM
+            return "gymnasium"
         return self.protocol if self.protocol != "auto" else parse_game(self.game)[1] or "v5"
 
     @property
     def rules(self) -> Rules:
         """The rules in force: the protocol's, unless an option overrides them."""
-        named = GYMNASIUM_RULES if self.protocol_name == GYMNASIUM else PROTOCOLS[self.protocol_name]
-        return named._replace(**self.chosen_rules)
+        return PROTOCOLS[self.protocol_name]._replace(**self.chosen_rules)
 
     @property
     def chosen_rules(self) -> dict[str, Any]:
@@ -181,8 +180,6 @@ class EnvConfig:
 @dataclass(frozen=True)
 class PPOConfig:
     """Proximal policy optimisation (Schulman et al. 2017, arXiv:1707.06347)."""
-
-    # `algorithm.py` makes this class a pytree, an argument of `jax.jit`. Its leaves are `TRACED_OPTIONS`.
 
     rollout_length: PositiveInt = 128
     """Env steps per environment between two updates (T)."""
@@ -463,7 +460,7 @@ class Config:
         """The lambda in force: the chosen one, or the default of the game under its protocol."""
         chosen = self.ppo.gae_lambda
         game = self.env.atari_game or self.env.game_name
-        return default_gae_lambda(game, self.env.protocol_name) if chosen is None else chosen
+        return game_under(game, self.env.protocol_name).gae_lambda if chosen is None else chosen
 
     @property
     def log_interval(self) -> int:
@@ -551,19 +548,16 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
     return config_from_dict(values)
 
 
-FIXED_FIELDS = {
-    "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol", "env.options",
-    "env.image_key", "ppo.coefficients",
-}  # fmt: skip
-"""Fields that neither a sweep nor a search can vary. It can vary a coefficient, `ppo.coefficients.NAME`."""
-
-FIXED_PREFIXES = ("devices.", "trial.", "evaluation.", "log.", "env.options.")
-"""The beginnings of the dotted names of further fields that neither a sweep nor a search can vary."""
-
-
 def can_vary(name: str) -> bool:
-    """Whether a field may differ between the settings of a sweep or the trials of a search, if there is one."""
-    return name not in FIXED_FIELDS and not name.startswith(FIXED_PREFIXES)
+    """Whether a field may differ between the settings of a sweep or the trials of a search, if there is one.
+
+    A coefficient, `ppo.coefficients.NAME`, may.
+    """
+    fixed = {
+        "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol", "env.options",
+        "env.image_key", "ppo.coefficients",
+    }  # fmt: skip
+    return name not in fixed and not name.startswith(("devices.", "trial.", "evaluation.", "log.", "env.options."))
 
 
 def parse_value(text: str) -> bool | int | float | str | None:

@@ -17,28 +17,14 @@ from jaxrl_atari.hardware import cpu, gpus
 from jaxrl_atari.hardware.choice import first_devices
 from jaxrl_atari.hardware.start import limit_jax, start_jax
 
-DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu", "other"]
-"""Classes of devices, which decide the form and the arithmetic of a network (`networks.make_network`).
-
-| class | devices |
-|---|---|
-| "gpu" | NVIDIA's GPUs |
-| "amx cpu" | a CPU with AVX512-BF16 and AMX |
-| "bfloat16 cpu" | a CPU with AVX512-BF16 alone |
-| "cpu" | any other CPU |
-| "other" | devices of another JAX platform, such as TPUs; no session runs there |
-"""
+DeviceClass = Literal["gpu", "amx cpu", "bfloat16 cpu", "cpu"]
+"""Classes of devices, which decide the form and the arithmetic of a network (`networks.make_network`)."""
 
 
 def device_class(device: jax.Device) -> DeviceClass:
-    """The class of a device.
-
-    For a CPU of another process it is the class of this machine's CPU.
-    """
-    if device.platform == "gpu":
-        return "gpu"
+    """The class of a device of this process: that of its CPU, or `gpu` for any other device."""
     if device.platform != "cpu":
-        return "other"
+        return "gpu"
     sets = cpu.read_cpu().instruction_sets
     if "BF16" not in sets:
         return "cpu"
@@ -63,11 +49,6 @@ class Placement(NamedTuple):
         """The learner's first device in this process."""
         return self.local_learner[0]
 
-    @property
-    def device_classes(self) -> tuple[DeviceClass, DeviceClass]:
-        """The classes of the devices that learn and act, as `networks.make_network` takes them."""
-        return device_class(self.learner[0]), device_class(self.actors[0])
-
 
 def place(options: DevicesConfig) -> Placement:
     """Returns the devices of a session, and starts JAX's back end on these devices alone.
@@ -85,19 +66,14 @@ def place(options: DevicesConfig) -> Placement:
         learner = first_devices(
             options, gpus.jax_gpus() if chosen.learner else jax.devices("cpu"), "JAX's devices"
         )
-    _require_device_in_each_process(options, learner)
-    local = of_this_process(learner)
-    actors = local if chosen.actor == "learner" else (_local_device(chosen.actor, by_index),) * len(local)
-    evaluator = local[0] if chosen.evaluator == "learner" else _local_device(chosen.evaluator, by_index)
-    return Placement(learner, actors, evaluator, chosen.why_learner)
-
-
-def _require_device_in_each_process(options: DevicesConfig, learner: Sequence[jax.Device]) -> None:
-    """Raises `ConfigError` if a process has none of the devices that learn."""
     processes = {device.process_index for device in learner}
     expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
     enough = len(processes) == jax.process_count()
     require(enough, "devices.data_parallel", options.data_parallel, expected)
+    local = of_this_process(learner)
+    actors = local if chosen.actor == "learner" else (_local_device(chosen.actor, by_index),) * len(local)
+    evaluator = local[0] if chosen.evaluator == "learner" else _local_device(chosen.evaluator, by_index)
+    return Placement(learner, actors, evaluator, chosen.why_learner)
 
 
 def of_this_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
@@ -144,7 +120,6 @@ def check_placement(what: str, arrays: Any, devices: Sequence[jax.Device]) -> No
 # --- The command -------------------------------------------------------------------------------------------------
 
 if __name__ == "__main__":
-    # The report has a file of its own, because it imports the whole update, and sessions import this file.
     from jaxrl_atari import cli
     from jaxrl_atari.cli import device_report
 

@@ -106,11 +106,7 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 
 
 def correctable(error: BaseException) -> UserError | None:
-    """The error as a `UserError`, if the user can correct it; None for a bug.
-
-    A full or read-only disk, an exceeded quota, a missing permission, a name that is too long for the file system
-    and a closed pipe can be corrected.
-    """
+    """The error as a `UserError`, if the user can correct it; None for a bug."""
     if isinstance(error, OSError) and error.errno in OUTSIDE_ERRORS:
         return UserError(os_reason(error))
     return error if isinstance(error, UserError) else None

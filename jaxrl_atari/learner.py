@@ -8,7 +8,7 @@ makes the train state of a new session, and `try_update` an update without playi
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ from jaxrl_atari.algorithm import (
 from jaxrl_atari.config import Config, PPOConfig
 from jaxrl_atari.devices import Placement, check_placement, device_class, of_this_process
 from jaxrl_atari.errors import InterfaceError
-from jaxrl_atari.frames import STACK, next_age
+from jaxrl_atari.frames import STACK
 from jaxrl_atari.hardware.distributed import gather
 from jaxrl_atari.networks import Network, make_network
 from jaxrl_atari.runs.arrays import name_of
@@ -216,7 +216,7 @@ def compiled_update(
     The sessions of a process share it, so that it is compiled once.
     """
     function = partial(update, apply=network.apply, algorithm=algorithm)
-    return DataParallel(devices).compile(function, donate_argnums=[0])
+    return DataParallel(devices).compile(function)
 
 
 _copy = jax.jit(partial(jax.tree.map, jnp.copy))
@@ -245,26 +245,24 @@ class DataParallel:
         self.devices = tuple(devices)
         self.local_devices = of_this_process(self.devices)
         self._is_single = len(self.devices) == 1
-
-    @cached_property
-    def _rows(self) -> jax.sharding.NamedSharding:
-        """One row of the leading axis for each device."""
         mesh = jax.sharding.Mesh(np.asarray(self.devices), (AXIS,))
-        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
+        # One row of the leading axis for each device.
+        self._rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(AXIS))
 
-    def compile(self, function: Callable, donate_argnums: Sequence[int] = ()) -> Callable:
-        """Compiles a function that takes arrays and the keyword `key`, a random key.
+    def compile(self, function: Callable) -> Callable:
+        """Compiles a function that takes arrays, of which it consumes the first, and the keyword `key`, a random
+        key.
 
         On several devices, the function also gets the keyword `shard`: a `Shard`, its part of the data.
         """
         if self._is_single:
-            return jax.jit(function, donate_argnums=donate_argnums)
+            return jax.jit(function, donate_argnums=0)
 
         def on_each(*args: Any, key: jax.Array) -> Any:
             shard = Shard(lax.axis_index(AXIS), len(self.devices), partial(lax.psum, axis_name=AXIS))
             return function(*args, key=key_of_data(key), shard=shard)  # `assemble` has made integers of the key
 
-        return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=donate_argnums)
+        return jax.pmap(on_each, axis_name=AXIS, devices=self.devices, donate_argnums=0)
 
     def assemble(self, parts: Sequence[Any]) -> Any:
         """Joins trees of arrays, one for each local device, into a single tree, and moves each to its device.
@@ -420,12 +418,8 @@ def random_rollout(key: jax.Array, network: Network, *, length: int, num_envs: i
     terminated = ends & ~_one_later(ends)
     auto_reset = _one_later(terminated)
     first = jnp.concatenate([jnp.ones((1, num_envs), bool), auto_reset])  # steps 0 .. T that start a game
-
-    def count(age: jax.Array, first: jax.Array) -> tuple[jax.Array, jax.Array]:
-        age = next_age(age, first)
-        return age, age
-
-    _, age = lax.scan(count, jnp.zeros(num_envs, jnp.int32), first)
+    t = jnp.arange(length + 1)[:, None]
+    age = jnp.minimum(t - lax.cummax(jnp.where(first, t, 0)), STACK - 1)
     value = jax.random.normal(value_key, (length + 1, num_envs))
     return Rollout(
         frames=jax.random.bits(frame_key, (length + STACK, num_envs, *network.frame_shape), jnp.uint8),

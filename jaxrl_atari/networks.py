@@ -20,7 +20,7 @@ pytree [num_envs, ...]. Its call is `module(stacks, first, carry)`, the fields o
 `register_network` gives a network of your own a name (docs/idea.md, "A network").
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
@@ -111,7 +111,9 @@ class Network:
         Raises:
             InterfaceError: the module has other variables, or parameters of less precision.
         """
-        variables = self.module.init(key, *self._inputs(self.empty_observation()))
+        stacks = jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
+        observation = Observation(stacks, jnp.ones(1, bool), self.initial_carry(1))
+        variables = self.module.init(key, *self._inputs(observation))
         hint = "no update would change others"
         require_interface(
             set(variables) == {"params"}, f"variables of {self}", sorted(variables), "params alone", hint
@@ -121,11 +123,6 @@ class Network:
             hint = "the type of the arithmetic is the `dtype` of a layer, and not its `param_dtype`"
             require_interface(is_precise(leaf), name, described(leaf), "float32", hint)
         return variables["params"]
-
-    def empty_observation(self) -> Observation:
-        """A black stack at the start of a game."""
-        stacks = jnp.zeros((1, FRAME_SIZE, FRAME_SIZE, STACK), jnp.uint8)
-        return Observation(stacks, jnp.ones(1, bool), self.initial_carry(1))
 
     def initial_carry(self, num_envs: int) -> Any:
         """The memory before the first game, [num_envs, ...]; `()` unless the network is recurrent."""
@@ -191,9 +188,6 @@ def strongly_typed(tree: Any) -> Any:
 
 # --- The choice --------------------------------------------------------------------------------------------------
 
-CPUS = {"cpu", "bfloat16 cpu", "amx cpu"}
-"""The classes of CPUs (`devices.device_class`); the last two multiply bfloat16."""
-
 
 def make_network(config: NetworkConfig, num_actions: int, *devices: str) -> Network:
     """The network of a config, in the form that suits its devices.
@@ -202,12 +196,13 @@ def make_network(config: NetworkConfig, num_actions: int, *devices: str) -> Netw
     update's first gradient step.
 
     Args:
-        devices: classes of the devices that learn, then of those that act. Without any, it is computed plainly.
+        devices: classes (`devices.device_class`) of the devices that learn, then of those that act. Without any,
+            it is computed plainly.
 
     Raises:
         ConfigError: no network has that name.
     """
-    only_cpus = bool(devices) and CPUS.issuperset(devices)
+    only_cpus = bool(devices) and "gpu" not in devices
     networks = SHIPPED | _registered
     require(config.name in networks, "network.name", config.name, f"one of {', '.join(networks)}", UNREGISTERED)
     module = networks[config.name](num_actions=num_actions, dtype=jnp.dtype(config.compute_dtype))
@@ -215,7 +210,7 @@ def make_network(config: NetworkConfig, num_actions: int, *devices: str) -> Netw
     return Network(module, devices[0] if only_cpus and config.conv == "auto" else None)
 
 
-def speed_hints(network: Network) -> list[str]:
+def speed_hints(network: Network) -> Iterator[str]:
     """What would make a network train faster on its CPUs, a line each."""
     is_slow = False
 
@@ -225,20 +220,18 @@ def speed_hints(network: Network) -> list[str]:
         return call(*args, **kwargs)
 
     if network.cpu is None:
-        return []
+        return
     with nn.intercept_methods(note):
         jax.eval_shape(network.init, jax.random.key(0))
-    hints = []
     if is_slow:
-        hints.append(
+        yield (
             f"{network}: on a CPU, the gradients of nn.Conv are many times slower than those of"
             " jaxrl_atari.networks.Conv; see docs/idea.md, A network"
         )
     if network.cpu != "cpu" and network.dtype == jnp.float32:
-        hints.append(
+        yield (
             "this CPU multiplies bfloat16: --network.compute-dtype bfloat16 trains nature 1.3 to 1.6 times as fast"
         )
-    return hints
 
 
 _registered: dict[str, Callable[..., nn.Module]] = {}

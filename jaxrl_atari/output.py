@@ -15,9 +15,6 @@ Item = TypeVar("Item")
 CLEAR_LINE = "\r\x1b[K"
 """Erases the live line of a terminal."""
 
-SECONDS_BETWEEN_NEWS = 10
-"""How often `tracked` prints a line."""
-
 
 def write(text: str, stream: TextIO | None = None) -> None:
     """Writes text to standard output, or another stream, at once.
@@ -55,7 +52,7 @@ def say_changes(text: str, changed: Mapping[str, tuple[object, object]]) -> None
         say(f"{text}: {', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items())}")
 
 
-def try_to(problem: str, action: Callable[[], object], again: str) -> bool:
+def try_to(problem: str, action: Callable[[], object], again: str) -> None:
     """Calls a function that saves, draws or reports results, or prints why it cannot.
 
     The command goes on after any error, because its results are on disk. The traceback of a bug is printed too.
@@ -64,17 +61,12 @@ def try_to(problem: str, action: Callable[[], object], again: str) -> bool:
         problem: what an error means, such as `the results are not saved`.
         action: the function.
         again: the command that tries again.
-
-    Returns:
-        Whether the function has succeeded.
     """
     try:
         action()
     except Exception as error:
         say_traceback(error)
         say(f"{problem}: {reason(error)}; {again} tries again")
-        return False
-    return True
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -86,14 +78,14 @@ def is_terminal(stream: TextIO) -> bool:
 
 
 def tracked(items: Iterable[Item], description: str, total: int) -> Iterator[Item]:
-    """Iterates over items, and prints now and then how many of them are done.
+    """Iterates over items, and prints every 10 seconds how many of them are done.
 
     Args:
         total: number of the items.
     """
     said = time.monotonic()
     for number, item in enumerate(items):
-        if time.monotonic() > said + SECONDS_BETWEEN_NEWS:
+        if time.monotonic() > said + 10:
             said = time.monotonic()
             say(f"{description}: {number:,} of {total:,}")
         yield item

@@ -5,15 +5,6 @@
     python -m jaxrl_atari.plots SUITE_DIR... [--output DIR]
     python -m jaxrl_atari.plots SEARCH_DIR...
 
-- Runs: each session goes to RUN_DIR/session_<i>/graphs/, each trial to RUN_DIR/graphs/, and a comparison of
-  several runs to DIR. The difference of each run's score from that of the first run of the same game is printed.
-  With --merge, runs of one config with different seeds are one trial. Its graph goes to DIR/graphs/, and its table
-  is printed.
-- Suites: they are compared by the learning curves of each game, and by statistics over the games that are complete
-  in all of them.
-- Searches: the trials of each search go to SEARCH_DIR/graphs/.
-- Sweeps: the curves of all settings go to SWEEP_DIR/graphs/.
-
 Directories of several kinds may be given at once (data/*). Each kind is then drawn separately. A directory of no
 kind is named on stderr and left out.
 """
@@ -24,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
+from jaxrl_atari.cli.options import MoreDirs, RunDir, parse
 from jaxrl_atari.errors import MetricsError, UserError, require
 from jaxrl_atari.output import say
 from jaxrl_atari.report.graphs import XAxis, plot_comparison, plot_run
@@ -39,7 +30,7 @@ from jaxrl_atari.runs.layout import GRAPHS_FOLDER, held_kind
 class Options:
     """Draws graphs of runs and searches, and compares runs or suites."""
 
-    run_dir: AnyDir
+    run_dir: RunDir
     """Directory of a run, a suite, a sweep or a search, such as data/NAME_TIMESTAMP."""
     others: MoreDirs = ()
     """More directories, to compare."""
@@ -102,7 +93,8 @@ def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]
             say(f"not drawn: {error}", sys.stderr)
     if not (runs or suites or files):
         raise UserError("nothing is drawn: the lines above say why")
-    curves = [(name, run) for name, suite in suites.items() for run in suite.runs.values()]
+    comparison = Results(" and ".join(suites), suites)
+    curves = comparison.curves()
     output, title, x = options.output, options.title, options.x
     if options.column:
         return files + plot_comparison([*runs, *curves], output, title, options.column, x, options.column)
@@ -116,7 +108,6 @@ def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]
         file = "comparison_of_suites" if len(runs) > 1 else "comparison"
         files += plot_comparison(curves, output, title, file, x)
     if suites:
-        comparison = Results(" and ".join(suites), suites)
         save_results(comparison, output, "comparison")
         say(comparison.sections()[-1].to_markdown())
     return files

@@ -196,12 +196,7 @@ def ppo_loss_of_outputs(outputs: Outputs, batch: Minibatch, options: PPOConfig) 
     }
 
 
-# --- First state, optimiser, and `PPO` ---------------------------------------------------------------------------
-
-
-def ppo_init(params: Any, key: jax.Array) -> tuple[Any, tuple[()]]:
-    """`Algorithm.init`: only the parameters of the network, and no `extra`."""
-    return params, ()
+# --- The optimiser, and `PPO` ------------------------------------------------------------------------------------
 
 
 def ppo_optimizer(options: PPOConfig) -> optax.GradientTransformation:
@@ -219,4 +214,9 @@ def ppo_optimizer(options: PPOConfig) -> optax.GradientTransformation:
     )
 
 
-PPO = Algorithm(init=ppo_init, prepare=ppo_prepare, loss=ppo_loss, optimizer=ppo_optimizer)
+PPO = Algorithm(
+    init=lambda params, key: (params, ()),  # only the parameters of the network, and no `extra`
+    prepare=ppo_prepare,
+    loss=ppo_loss,
+    optimizer=ppo_optimizer,
+)

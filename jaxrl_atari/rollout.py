@@ -61,7 +61,7 @@ from jax import lax
 
 from jaxrl_atari.algorithm import Rollout
 from jaxrl_atari.config import Config
-from jaxrl_atari.devices import Placement, check_placement
+from jaxrl_atari.devices import Placement, check_placement, device_class
 from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, make_pool
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps, join, split
@@ -89,13 +89,8 @@ class EnvGroup:
     two rollouts a checkpoint takes what `cut_segment` returns, and the memory in `rollout_start`. A group that is
     made later continues from these (`resume`).
 
-    `collect` plays its rollouts. It calls `begin`; then in each step 0 to T - 1
-
-        start_policy    starts `act`, and does not wait for the actions
-        send            waits for the actions, and gives them to the emulators
-        receive         waits for the emulators, and records what they answer; this begins the group's next turn
-
-    in step T `start_policy` alone, for the bootstrap value; and last `finish`.
+    `collect` plays its rollouts: `begin`; `start_policy`, `send` and `receive` in each step 0 to T - 1;
+    `start_policy` alone in step T, for the bootstrap value; and last `finish`.
 
     Args:
         pool: the emulators; whoever made it closes it.
@@ -105,15 +100,6 @@ class EnvGroup:
         first_env: number of the first environment in the session.
         check: assert at every step that the parameters and the state of the rollout lie on `device`.
     """
-
-    buffer: "RolloutBuffer"
-    """The rollout that is being played, on the device."""
-    outcomes: list[dict[str, np.ndarray]]
-    """What learning sees of its steps so far (`outcome_of`)."""
-    env_steps: int
-    """Env steps of it so far; auto-reset steps do not count."""
-    waited_seconds: float
-    """Seconds of it that were spent waiting for the emulators."""
 
     def __init__(
         self,
@@ -155,17 +141,18 @@ class EnvGroup:
         """
         self._params = params
         self._key = jax.device_put(key, self.device)
-        self.buffer = begin_rollout(self.rollout_start, length)
-        self.outcomes = []
-        self.env_steps = 0
-        self.waited_seconds = 0.0
+        self.buffer: RolloutBuffer = begin_rollout(self.rollout_start, length)
+        # Of its steps so far:
+        self.outcomes: list[dict[str, np.ndarray]] = []  # what learning sees (`outcome_of`)
+        self.env_steps = 0  # auto-reset steps do not count
+        self.waited_seconds = 0.0  # for the emulators
 
     def start_policy(self) -> None:
         """Starts the policy on the newest frames: an action for each environment, which `send` waits for.
 
         The frames go to the compiled call as NumPy arrays, and `send` reads the actions with `np.asarray`.
-        Explicit `device_put` and `device_get` would add 0.5 ms to a 6 ms step on two cores, whose caches the
-        emulators keep cold (benchmarks/NOTES.md). So the transfer guard is lifted for both transfers.
+        Explicit `device_put` and `device_get` would be slower (benchmarks/NOTES.md, "Acting"), so the transfer
+        guard is lifted for both transfers.
         """
         if self._check:
             check_placement("acting", {"params": self._params, "rollout": self.buffer}, [self.device])
@@ -181,14 +168,14 @@ class EnvGroup:
             actions = np.asarray(self._action)
         self.pool.send(actions)
 
-    def receive(self, t: int) -> list[FinishedGame]:
-        """Waits for the emulators and records step t. Returns the games that it ended, their `step` being t."""
+    def receive(self, step: int) -> list[FinishedGame]:
+        """Waits for the emulators and records a step. Returns the games that it ended, with this number of it."""
         start = time.perf_counter()
         newest_step = self._newest_step = self.pool.recv()
         self.waited_seconds += time.perf_counter() - start
         self.outcomes.append(outcome_of(newest_step, self._rules))
         self.env_steps += int(np.sum(~newest_step.first))
-        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest_step, t)]
+        return [game._replace(env=self.first_env + game.env) for game in self.episodes.count(newest_step, step)]
 
     def finish(self) -> tuple["RolloutBuffer", dict[str, jax.Array], Any]:
         """Ends the rollout after step T: keeps what the next one starts from, and frees the memory of this one.
@@ -202,20 +189,17 @@ class EnvGroup:
         del self.buffer, self._params
         return buffer, jax.device_put(outcomes, self.device), carry
 
-    def cut_segment(self) -> tuple[GamesInProgress, Segment] | None:
-        """Ends a segment of the log of actions, for a checkpoint between two rollouts.
+    def cut_segment(self) -> tuple[GamesInProgress, Segment]:
+        """Ends a segment of the log of actions, for a checkpoint between two rollouts. The pool has a record.
 
         Call it once per checkpoint, and write what it returns. The next segment starts here, so the actions of a
         segment that is not written are missing in the log.
 
         Returns:
-            The games in progress, and the segment: all actions since the last call. None if the back end keeps no
-            record of its games.
+            The games in progress, and the segment: all actions since the last call.
         """
-        record = self.pool.record
-        if record is None:
-            return None
-        return record.cut_segment(self._newest_step.frame, self.pool.lives, self.episodes.so_far)
+        assert self.pool.record is not None
+        return self.pool.record.cut_segment(self._newest_step.frame, self.pool.lives, self.episodes.so_far)
 
     def resume(self, games: GamesInProgress, carry: Any = ()) -> None:
         """Plays the games of a checkpoint again in a new group, and continues them. See `replay.restore_games`.
@@ -280,7 +264,9 @@ class Environments:
                     anchor_steps=anchor_steps,
                     first_step=first_step,
                 )
-                network = make_network(config.network, pool.num_actions, *placement.device_classes)
+                network = make_network(
+                    config.network, pool.num_actions, device_class(learner), device_class(actor)
+                )
                 group = EnvGroup(
                     pool,
                     network,
@@ -310,11 +296,9 @@ class Environments:
             The items of the checkpoint: `games` and, for a network with a memory, `carry` (number of a leaf ->
             `[B, ...]`). Then the steps of each group. Both are empty if the back end does not record its games.
         """
-        taken = [group.cut_segment() for group in self._all()]
-        recorded = [each for each in taken if each is not None]
-        if len(recorded) < len(taken):
+        if self.groups[0][0].pool.record is None:
             return {}, []
-        games, segments = zip(*recorded, strict=True)
+        games, segments = zip(*(group.cut_segment() for group in self._all()), strict=True)
         items: dict[str, Any] = {"games": join(games)._asdict()}
         carries = [jax.tree.leaves(jax.device_get(group.rollout_start.carry)) for group in self._all()]
         carry = {str(leaf): np.concatenate(parts) for leaf, parts in enumerate(zip(*carries, strict=True))}
@@ -389,7 +373,7 @@ def collect(
             # emulators of the next. The host waits for actions only when all policies have been started.
             for group in turn:
                 if t > 0:
-                    games += group.receive(t - 1)
+                    games += group.receive(first_step + t - 1)
                 group.start_policy()
             if t < length:  # the actions of step T are not sent: the next rollout draws its own
                 for group in turn:
@@ -399,7 +383,6 @@ def collect(
     all_groups = list(itertools.chain(*groups))
     waiting = sum(group.waited_seconds for group in all_groups)
     other = time.perf_counter() - start - waiting
-    everywhere = [FinishedGame(*game) for game in gather_items(games)]
     logged: dict[str, list[float]] = {}
     for group in all_groups:
         for name, values in group.pool.logged.items():
@@ -408,7 +391,7 @@ def collect(
     return Collected(
         rollouts=[join_groups([group.finish() for group in device_groups]) for device_groups in groups],
         env_steps=sum_over_processes(sum(group.env_steps for group in all_groups)),
-        games=sorted(game._replace(step=first_step + game.step) for game in everywhere),
+        games=sorted(FinishedGame(*game) for game in gather_items(games)),
         waiting_seconds=waiting,
         other_seconds=other,
         logged={name: float(np.mean(values)) for name, values in logged.items() if values},

@@ -16,7 +16,7 @@ from jaxrl_atari.devices import Placement, device_class, place
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.evaluate.policy import load_parameters
+from jaxrl_atari.evaluate.policy import Policy, load_parameters
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
@@ -27,9 +27,9 @@ from jaxrl_atari.runs.actions import write_segment
 from jaxrl_atari.runs.arrays import array_shapes, digest_of
 from jaxrl_atari.runs.checkpoints import Checkpoint, Checkpoints
 from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
+from jaxrl_atari.runs.files import only_writer
 from jaxrl_atari.runs.logs import open_logs
 from jaxrl_atari.runs.progress import Progress, due, evaluation_due, return_ma_window
-from jaxrl_atari.runs.run_dir import claim_session_dir
 from jaxrl_atari.runs.session_log import SessionLog
 from jaxrl_atari.runs.writers import TerminalWriter, Writer, WriterGroup
 from jaxrl_atari.update import current_options, learning_rate
@@ -41,7 +41,6 @@ def run_session(
     session_number: int = 0,
     *,
     label: str = "",
-    resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
     on_first_update: Callable[[], None] = lambda: None,
@@ -49,10 +48,11 @@ def run_session(
 ) -> None:
     """Trains one session of a trial, with seed `config.seed + session_number`, and writes all its files.
 
+    It continues from its newest sound checkpoint, if it has one.
+
     Args:
         session_dir: where metrics, events and checkpoints go; made if it does not exist.
         label: stands before each printed line. Empty: `session 0`, with the session's number.
-        resume: continue from the newest sound checkpoint, if there is one.
         writers: receive the log points, as the writers of `config.log` do. They are not closed. An error of a
             writer ends the session.
         stop_requested: asked before each rollout and whenever an evaluation is waited for; if true, the session
@@ -63,7 +63,7 @@ def run_session(
 
     Raises:
         UserError: a loss or a parameter became non-finite (the last checkpoint, if any, is kept), a file cannot be
-            used, another process is training in `session_dir`, or it holds a session and `resume` is false.
+            used, or another process is training in `session_dir`.
         Stopped: stopped on request, after the last checkpoint was written. It is a `KeyboardInterrupt`.
     """
     terminal = TerminalWriter(config.total_env_steps, label or f"session {session_number}")
@@ -73,7 +73,6 @@ def run_session(
             config,
             session_dir,
             session_number,
-            resume=resume,
             writers=[terminal, *writers],
             stop_requested=stop_requested,
             ends_early=ends_early,
@@ -156,10 +155,9 @@ class Session:
     finished_games: list[FinishedGame] = field(default_factory=list, init=False)  # since the last checkpoint
     _has_ended_early: bool = field(default=False, init=False)  # whether `ends_early` was true in any process
 
-    def keys(self, update: int) -> tuple[jax.Array, jax.Array]:
-        """The keys of an update: to act and to learn (`algorithm.py`)."""
-        actor_key, update_key = jax.random.split(jax.random.fold_in(self.key, update))
-        return actor_key, update_key
+    def keys(self, update: int) -> jax.Array:
+        """The keys of an update, [2]: to act and to learn (`algorithm.py`)."""
+        return jax.random.split(jax.random.fold_in(self.key, update))
 
     def is_stopping(self) -> bool:
         """Whether a stop was requested in any process. All processes must ask."""
@@ -187,7 +185,7 @@ class Session:
         progress = self.progress
         if evaluation_due(self.config, progress.evaluated_env_steps, progress.env_steps):
             self.evaluator.settle(self.stop_requested)
-            if not self.evaluator.is_running:
+            if self.evaluator.snapshot is None:
                 self.evaluator.start(self.learner.params, progress.env_steps)
                 progress.evaluated_env_steps = progress.env_steps
 
@@ -220,17 +218,13 @@ class Session:
         games, segments = self.environments.cut_segments()
         if segments and self.config.log.actions:
             write_segment(self.checkpoints.session_dir, segments, finished, self.config.ppo.rollout_length)
-        if self.evaluator is not None:
-            self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
-        self.checkpoints.save(progress.env_steps, self._arrays() | games, self.meta(), return_mean)
-
-    def _arrays(self) -> dict[str, Any]:
-        """The items of a checkpoint except those of the games: name -> pytree."""
         items: dict[str, Any] = {"arrays": {"train_state": self.learner.state, "key": self.key}}
         items |= self.learner.checkpoint_items()
-        if self.evaluator is not None and self.evaluator.is_running:
-            items["evaluation"] = self.evaluator.snapshot
-        return items
+        if self.evaluator is not None:
+            self.evaluator.poll()  # an evaluation that has just ended is no part of the checkpoint
+            if self.evaluator.snapshot is not None:
+                items["evaluation"] = self.evaluator.snapshot
+        self.checkpoints.save(progress.env_steps, items | games, self.meta(), return_mean)
 
     def meta(self) -> dict[str, Any]:
         """Content of a checkpoint other than the arrays, as JSON values."""
@@ -277,19 +271,18 @@ def open_session(
     session_dir: Path,
     session_number: int = 0,
     *,
-    resume: bool = False,
     writers: Sequence[Writer] = (),
     stop_requested: Callable[[], bool] = lambda: False,
     ends_early: Callable[[], bool] = lambda: False,
 ) -> Iterator[Session]:
-    """Makes a session, from its newest sound checkpoint if it is resumed, and closes its parts after the block.
+    """Makes a session, from its newest sound checkpoint if it has one, and closes its parts after the block.
 
     Of several processes, only the leader writes files and lines. The logs come after all that may fail on a wrong
     option or a damaged checkpoint, because opening them truncates files.
 
     Args:
         writers: receive lines and log points besides the writers of `config.log`. They are not closed.
-        session_dir, session_number, resume, stop_requested, ends_early: see `run_session`.
+        session_dir, session_number, stop_requested, ends_early: see `run_session`.
 
     Raises:
         UserError: as `run_session`, or as `devices.place`; sizes do not suit the number of devices that learn.
@@ -302,7 +295,8 @@ def open_session(
     seed = config.seed + session_number
     with contextlib.ExitStack() as exits:
         if leads:
-            exits.enter_context(claim_session_dir(session_dir, resume))
+            session_dir.mkdir(parents=True, exist_ok=True)
+            exits.enter_context(only_writer(session_dir))
         outputs = exits.enter_context(contextlib.closing(WriterGroup(writers if leads else ())))
         say = outputs.message
         say("starting the games and the network")
@@ -311,8 +305,9 @@ def open_session(
 
         # What it continues from.
         checkpoints = Checkpoints(session_dir, say, config.log.keep_checkpoints)
-        resumed = checkpoints.resume() if resume else None
-        progress = Progress(resumed.meta if resumed else {}, return_ma_window(config.total_env_steps))
+        resumed = checkpoints.resume()
+        meta = resumed.meta if resumed else {}
+        progress = Progress(meta, return_ma_window(config.total_env_steps))
 
         # What plays, learns and evaluates.
         environments = start_environments(
@@ -345,15 +340,17 @@ def open_session(
         exits.callback(learner.close)
         evaluator = None
         if leads and config.evaluation.every_env_steps:
-            evaluator = Evaluator(
-                config,
-                make_network(config.network, network.module.num_actions, device_class(placement.evaluator)),
-                seed=seed,
-                num_actions=network.module.num_actions,
+            num_actions = network.module.num_actions
+            policy = Policy(
+                config=config,
+                network=make_network(config.network, num_actions, device_class(placement.evaluator)),
+                params=None,
                 device=placement.evaluator,
                 session_dir=session_dir,
-                writer=outputs,
+                env_steps=0,
+                num_actions=num_actions,
             )
+            evaluator = Evaluator(policy, seed=seed, writer=outputs)
             exits.callback(evaluator.close)
             if evaluated is not None:
                 evaluator.start(evaluated, progress.evaluated_env_steps)
@@ -372,7 +369,7 @@ def open_session(
             outputs,
             config.log_interval,
             progress,
-            unlogged=resumed.meta.get("unlogged_metrics", ()) if resumed else (),
+            unlogged=meta.get("unlogged_metrics", ()),
             optimizer_steps=int(arrays["train_state"].optimizer_steps),
             steps_per_update=config.ppo.epochs * config.num_minibatches,
             monitor=exits.enter_context(monitor([*placement.local_learner, *placement.actors])),
@@ -396,7 +393,7 @@ def open_session(
         )
         say(f"device: {session.describe_devices()}")
         if resumed is not None:
-            say(resume_text(resumed.meta, session.meta()))
+            say(resume_text(meta, session.meta()))
         del arrays, acting, evaluated, resumed  # frees the checkpoint: the learner has a copy
         yield session
 

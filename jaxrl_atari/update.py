@@ -11,7 +11,6 @@ are several devices, each one holds some of the environments (`algorithm.Shard`)
 import math
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import chex
@@ -50,7 +49,11 @@ def init_train_state(params: Any, options: PPOConfig, algorithm: Algorithm, key:
     """
     params, extra = algorithm.init(params, key)
     opt_state = algorithm.optimizer(options).init(params)
-    check_optimizer_state(opt_state)
+    # As that of `inject_hyperparams` does. `optimizer(options)` is called in every update, but its state is kept.
+    kept = optax.tree.get_all_with_path(opt_state, "learning_rate")
+    expected = "no learning rate, because options.learning_rate is that of each update"
+    hint = "leave out inject_hyperparams"
+    require_interface(not kept, "state of the optimiser", "learning_rate", expected, hint)
     return strongly_typed(TrainState(params, opt_state, jnp.zeros((), jnp.int32), extra))
 
 
@@ -212,19 +215,11 @@ def with_options_applied(rollout: Rollout, options: PPOConfig) -> Rollout:
 # --- Minibatches -------------------------------------------------------------------------------------------------
 
 
-def minibatch_indices(
-    key: jax.Array,
-    *,
-    rollout_length: int,
-    num_envs: int,
-    epochs: int,
-    minibatch_size: int,
-    shard: Shard = ONE_DEVICE,
-    uniform: bool = False,
-) -> jax.Array:
-    """Random minibatches, stratified by environment: each epoch is a fresh permutation of the samples.
+def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
+    """The samples of each gradient step of an update: each epoch is a fresh permutation of the samples.
 
-    The environments of all devices are divided into gcd(environments, minibatch size) equal strata (by default 16
+    They are stratified by environment, unless `options.minibatches` is `uniform`, which makes one stratum. The
+    environments of all devices are divided into gcd(environments, minibatch size) equal strata (by default 16
     strata of one environment), and each minibatch takes the same number of samples from each stratum. Therefore a
     device that holds some of the strata draws its part of the minibatches that a single device would draw.
 
@@ -232,46 +227,30 @@ def minibatch_indices(
     random steps of each environment. 6 environments and minibatches of 8 give 2 strata of 3 environments: each
     minibatch has 4 samples of environments 0 to 2, and 4 of environments 3 to 5.
 
-    Args:
-        num_envs, minibatch_size: on this device.
-        uniform: the whole rollout is one stratum, so minibatches are not stratified. Only for one device.
-
-    Returns:
-        int32 [epochs * T * B / minibatch_size, minibatch_size]: samples as t * B + b.
-    """
-    # Strata of this device. All c devices together have gcd(c * num_envs, c * minibatch_size) = c * strata.
-    strata = 1 if uniform else math.gcd(num_envs, minibatch_size)
-    width = num_envs // strata
-
-    def permute(epoch: jax.Array, stratum: jax.Array) -> jax.Array:
-        stratum_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * strata + stratum)
-        sample = jax.random.permutation(stratum_key, rollout_length * width)
-        t, offset = jnp.divmod(sample, width)
-        return t * num_envs + stratum * width + offset
-
-    epoch, stratum = jnp.divmod(jnp.arange(epochs * strata), strata)
-    shuffled = jax.vmap(permute)(epoch, stratum).reshape(epochs, strata, -1, minibatch_size // strata)
-    return shuffled.swapaxes(1, 2).reshape(-1, minibatch_size)
-
-
-def draw_minibatches(key: jax.Array, rollout: Rollout, options: PPOConfig, shard: Shard = ONE_DEVICE) -> jax.Array:
-    """The samples of each gradient step of an update.
-
-    A recurrent network learns from whole environments: a minibatch has all T steps of some of them. They are
-    stratified too: each minibatch has equally many environments of each stratum.
+    A recurrent network learns from whole environments: a minibatch has all T steps of some of them, equally many
+    of each stratum.
 
     Returns:
         int32 [gradient steps, N]: samples as t * B + b; with a carry, ordered by step, then by environment.
     """
     length, num_envs = rollout.action.shape
-    size = options.minibatch_size // shard.count
-    uniform = options.minibatches == "uniform"
-    draw = partial(minibatch_indices, key, num_envs=num_envs, epochs=options.epochs, shard=shard, uniform=uniform)
-    if not is_recurrent(rollout.carry):
-        return draw(rollout_length=length, minibatch_size=size)
-    # A rollout of one step has one sample per environment, so these samples are environments.
-    envs = draw(rollout_length=1, minibatch_size=size // length)
-    return whole_environments(envs, rollout_length=length, num_envs=num_envs)
+    steps, size = length, options.minibatch_size // shard.count
+    if is_recurrent(rollout.carry):  # draws environments, the samples of a rollout of one step
+        steps, size = 1, size // length
+    # Strata of this device. All c devices together have gcd(c * num_envs, c * size) = c * strata.
+    strata = 1 if options.minibatches == "uniform" else math.gcd(num_envs, size)
+    width = num_envs // strata
+
+    def permute(epoch: jax.Array, stratum: jax.Array) -> jax.Array:
+        stratum_key = jax.random.fold_in(jax.random.fold_in(key, epoch), shard.index * strata + stratum)
+        sample = jax.random.permutation(stratum_key, steps * width)
+        t, offset = jnp.divmod(sample, width)
+        return t * num_envs + stratum * width + offset
+
+    epoch, stratum = jnp.divmod(jnp.arange(options.epochs * strata), strata)
+    shuffled = jax.vmap(permute)(epoch, stratum).reshape(options.epochs, strata, -1, size // strata)
+    drawn = shuffled.swapaxes(1, 2).reshape(-1, size)
+    return drawn if steps == length else whole_environments(drawn, rollout_length=length, num_envs=num_envs)
 
 
 def whole_environments(envs: jax.Array, *, rollout_length: int, num_envs: int) -> jax.Array:
@@ -337,9 +316,6 @@ def apply_to_rollout(params: Any, apply: Apply, rollout: Rollout, mean: Mean, op
 
 
 # --- Schedules ---------------------------------------------------------------------------------------------------
-#
-# A new schedule is a case in `current_options`, and a switch in `PPOConfig`. The option that it changes must be
-# marked `TRACED` there; otherwise each of its values compiles an update.
 
 
 def annealed(start: float, config: Config, env_steps: int, end: float = 0.0) -> float:
@@ -391,17 +367,6 @@ def checked_metrics(metrics: Metrics, function: str, taken: Collection[str]) -> 
         require_interface(shape == (), f"shape of metric {name} of {function}", shape, expected)
         require_interface(name not in taken, f"name of a metric of {function}", name, "a name that is not taken")
     return {name: as_float(value) for name, value in metrics.items()}
-
-
-def check_optimizer_state(opt_state: optax.OptState) -> None:
-    """Raises `InterfaceError` if the state keeps the learning rate, as that of `inject_hyperparams` does.
-
-    The rate of the first update would stay: `optimizer(options)` is called in every update, but its state is kept.
-    """
-    kept = optax.tree.get_all_with_path(opt_state, "learning_rate")
-    expected = "no learning rate, because options.learning_rate is that of each update"
-    hint = "leave out inject_hyperparams"
-    require_interface(not kept, "state of the optimiser", "learning_rate", expected, hint)
 
 
 def as_float(x: Any) -> jax.Array:

@@ -14,9 +14,8 @@ from jaxrl_atari.config import Config, PPOConfig
 class Dialect(NamedTuple):
     """The settings of another implementation for Atari. A `gae_lambda` of None means that of the game."""
 
-    original: str  # the implementation that was run or read
     ppo: PPOConfig
-    num_envs: int
+    num_envs: int = 8
 
 
 _COMMON = PPOConfig(
@@ -34,47 +33,34 @@ _COMMON = PPOConfig(
 _CLEANRL = replace(_COMMON, value_coef=0.5, unbiased_std=True, truncation_is_terminal=True)
 
 DIALECTS = {
-    "cleanrl": Dialect("CleanRL's ppo_atari.py, cleanrl 1.2.0", _CLEANRL, num_envs=8),
-    "cleanrl_envpool": Dialect(
-        "CleanRL's ppo_atari_envpool.py, cleanrl 1.2.0", replace(_CLEANRL, learn_from_auto_resets=True), num_envs=8
-    ),
+    "cleanrl": Dialect(_CLEANRL),
+    "cleanrl_envpool": Dialect(replace(_CLEANRL, learn_from_auto_resets=True)),
     "cleanrl_xla": Dialect(
-        "CleanRL's ppo_atari_envpool_xla_jax.py, cleanrl 1.2.0",
-        replace(_CLEANRL, learn_from_auto_resets=True, unbiased_std=False, clip_value_loss=False),
-        num_envs=8,
+        replace(_CLEANRL, learn_from_auto_resets=True, unbiased_std=False, clip_value_loss=False)
     ),
     "sb3": Dialect(
-        "PPO of stable-baselines3 2.9.2 with the settings of RL Baselines3 Zoo for Atari",
         replace(
             _COMMON,
             value_coef=1.0,  # SB3 adds 0.5 mean((V - R)^2), where 0.5 is vf_coef; we add value_coef mean(...) / 2
             clip_value_loss=False,
             anneal_clip_epsilon=True,
             unbiased_std=True,
-        ),
-        num_envs=8,
+        )
     ),
     "slm_lab": Dialect(
-        "SLM Lab v5.3.0's published spec, by reading",
-        PPOConfig(unbiased_std=True, learn_from_auto_resets=True, minibatches="uniform"),
-        num_envs=16,
+        PPOConfig(unbiased_std=True, learn_from_auto_resets=True, minibatches="uniform"), num_envs=16
     ),
     "paper": Dialect(
-        "Schulman et al. 2017, arXiv:1707.06347, table 5, by reading",
         replace(
             _COMMON,
             epochs=3,
             value_coef=2.0,  # c1 = 1 of the squared error; our value loss is half of it
             clip_value_loss=False,
             anneal_clip_epsilon=True,
-        ),
-        num_envs=8,
+        )
     ),
 }
 """Name -> settings."""
-
-PUBLISHED_SPEC = "published spec"
-"""The text for the default settings."""
 
 MAX_LISTED = 3
 """A config keeps the name of a dialect if at most this many settings differ."""
@@ -92,7 +78,7 @@ def dialect_text(config: Config) -> str:
     """
     default = Config()
     own = _settings(config)
-    known = {PUBLISHED_SPEC: _settings(default)}
+    known = {"published spec": _settings(default)}
     for name, dialect in DIALECTS.items():
         env = replace(default.env, num_envs=dialect.num_envs)
         known[name] = _settings(replace(default, env=env, ppo=dialect.ppo))

@@ -95,7 +95,8 @@ def prepare(
         return (1.0 - share) * before + share * now
 
     # The frame after each step, which is the newest frame of step t + 1, standardised pixel by pixel.
-    pixels = downsample(as_images(rollout.frames[STACK:]))
+    images = as_images(rollout.frames[STACK:])[..., None] / 255.0
+    pixels = nn.avg_pool(images, (4, 4), (4, 4)).reshape(*rollout.action.shape, PIXELS)
     mean_of_each = jax.vmap(mean, in_axes=-1)
     pixel = running(old.pixel, mean_of_each(pixels))
     pixel_square = running(old.pixel_square, mean_of_each(jnp.square(pixels)))
@@ -121,11 +122,6 @@ def loss(params: Any, apply: Apply, batch: Minibatch, options: PPOConfig) -> tup
     loss_of_ppo, metrics = ppo_loss(params, apply, batch._replace(samples=samples.ppo), options)
     rnd_loss = batch.mean(prediction_error(params, samples.pixels, samples.target_features))
     return loss_of_ppo + rnd_loss, metrics | {"rnd_loss": rnd_loss}
-
-
-def downsample(frames: jax.Array) -> jax.Array:
-    """Frames as means over 4x4 pixels: uint8 [T, B, 84, 84] -> float32 [T, B, PIXELS], from 0 to 1."""
-    return nn.avg_pool(frames[..., None] / 255.0, (4, 4), (4, 4)).reshape(*frames.shape[:2], PIXELS)
 
 
 def prediction_error(params: Any, pixels: jax.Array, target_features: jax.Array) -> jax.Array:

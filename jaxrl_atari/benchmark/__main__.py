@@ -28,7 +28,7 @@ from jaxrl_atari.config import Config, PositiveFloat, PositiveInt
 from jaxrl_atari.errors import require
 from jaxrl_atari.hardware.settings import tune_process
 from jaxrl_atari.output import say
-from jaxrl_atari.runs.columns import COLUMNS, MACHINE_COLUMNS
+from jaxrl_atari.runs.columns import MACHINE_COLUMNS, unit_of
 from jaxrl_atari.runs.description import describe
 
 FIGURE_NOTES = {
@@ -79,7 +79,7 @@ def _print_report(result: Mapping[str, Any]) -> None:
     """Prints the result of `measure` as a table."""
     say(f"\non {result['devices']}")
     say(f"{'':<28}{'median':>11}{'min':>11}{'max':>11}")
-    notes = FIGURE_NOTES | {name: f"{COLUMNS[name].unit}; {COLUMNS[name].definition}" for name in MACHINE_COLUMNS}
+    notes = FIGURE_NOTES | {name: unit_of(name) for name in MACHINE_COLUMNS}
     for name, note in notes.items():
         if name in result["figures"]:
             figure = result["figures"][name]

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import EnvPool, make_pool
+from jaxrl_atari.envs import make_pool
 from jaxrl_atari.hardware.cpu import process_threads
 from jaxrl_atari.output import say, write
 from jaxrl_atari.rollout import Collected, collect
@@ -128,14 +128,9 @@ def measure_emulators(training: Training, seconds: float) -> dict[str, float]:
     env = dataclasses.replace(config, num_threads=threads * groups)
     with contextlib.closing(make_pool(env, config.num_envs, seed=0)) as pool:
         pool.reset()
-        return {"env_sps": emulator_speed(pool, seconds)}
-
-
-def emulator_speed(pool: EnvPool, seconds: float) -> float:
-    """Env steps per second of a pool with random actions."""
-    actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
-    steps = itertools.cycle(actions)
-    return per_second(lambda: int((~pool.step(next(steps)).first).sum()), seconds)
+        actions = np.random.default_rng(0).integers(0, pool.num_actions, (1024, pool.num_envs), dtype=np.int32)
+        steps = itertools.cycle(actions)
+        return {"env_sps": per_second(lambda: int((~pool.step(next(steps)).first).sum()), seconds)}
 
 
 def measure_acting(training: Training, seconds: float) -> dict[str, float]:

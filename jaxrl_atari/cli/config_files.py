@@ -2,7 +2,8 @@
 
 import pprint
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from types import ModuleType
+from typing import TypeVar
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
@@ -14,31 +15,22 @@ PACKAGE = Path(__file__).parents[1]
 ResultT = TypeVar("ResultT")
 
 
-class ConfigFile(NamedTuple):
-    """A Python config file that was run."""
+def call(file: ModuleType, function: str, kind: type[ResultT]) -> ResultT:
+    """The result of a function of a config file, which takes no arguments.
 
-    path: Path  # absolute
-    scope: dict[str, Any]  # the names that the file defines
-
-    def call(self, function: str, kind: type[ResultT]) -> ResultT:
-        """The result of a function of the file, which takes no arguments.
-
-        Args:
-            kind: the type of the result.
-
-        Raises:
-            UserError: the function does not exist, or returns another type.
-        """
-        if function not in self.scope:
-            raise UserError(f"--config {self.path}: the file does not define the function {function}")
-        result = self.scope[function]()
-        if not isinstance(result, kind):
-            found = f"{function}() returned {type(result).__name__}; expected {kind.__name__}"
-            raise UserError(f"--config {self.path}: {found}")
-        return result
+    Raises:
+        UserError: the function does not exist, or returns another type than `kind`.
+    """
+    if not hasattr(file, function):
+        raise UserError(f"--config {file.__name__}: the file does not define the function {function}")
+    result = getattr(file, function)()
+    if not isinstance(result, kind):
+        found = f"{function}() returned {type(result).__name__}; expected {kind.__name__}"
+        raise UserError(f"--config {file.__name__}: {found}")
+    return result
 
 
-def run_config_file(path: Path) -> ConfigFile:
+def run_config_file(path: Path) -> ModuleType:
     """Runs a Python config file, such as configs/qbert.py.
 
     The file can import modules that lie beside it, as with `python FILE`. The processes that this one starts run
@@ -61,19 +53,18 @@ def run_config_file(path: Path) -> ConfigFile:
         names = sorted({path.stem for folder in folders for path in folder.glob("*.py")})
         expected = f"expected a Python file that defines get_config, or one of {', '.join(names)}"
         raise UserError(f"--config {path}: no such file; {expected}")
-    file = file.absolute()
-    scope = vars(run_file(file))
-    pass_on(str(file))
-    return ConfigFile(file, scope)
+    module = run_file(file.absolute())
+    pass_on(module.__name__)
+    return module
 
 
 def load_config(path: Path | None) -> Config:
     """The config that the `get_config()` of a config file returns; the default config without a file.
 
     Raises:
-        UserError: as `run_config_file` and `ConfigFile.call`.
+        UserError: as `run_config_file` and `call`.
     """
-    return Config() if path is None else run_config_file(path).call("get_config", Config)
+    return Config() if path is None else call(run_config_file(path), "get_config", Config)
 
 
 def config_source(config: Config, docstring: str) -> str:

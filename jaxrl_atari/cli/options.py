@@ -23,10 +23,7 @@ AllOptions = Annotated[Config, tyro.conf.arg(name="")]
 """A field of this type gives every field of the config as an option: `--ppo.gae-lambda 0.9`."""
 
 RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
-"""The type of the first word of a command that reads a run."""
-
-AnyDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
-"""The type of the first word of a command that reads runs, suites and searches."""
+"""The type of the first word of a command that reads runs."""
 
 MoreDirs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR ...]")]
 """The type of the further words of such a command."""

@@ -39,12 +39,9 @@ and the arrays of their gradients, are float32. The rest is computed so:
 - As in flax, two gradients of the dense layer are rounded to `dtype`: those of its input, out3, and of its bias.
   The bias itself is rounded too, before it is added.
 - `torso` returns float32 arrays that hold values of `dtype`, because JAX hands its gradient function a gradient in
-  the type of the output, and `layer_backward` takes it in float32. `features` casts them back to `dtype`. That
-  changes no value, and its own gradient is the rounding of that of out3.
+  the type of the output, and `layer_backward` takes it in float32.
 
-**Blocks and windows.** The frames are stored in blocks of 4x4 pixels (`frames.py`), so that the first layer's
-stride of 4 becomes one of 1; the first layer returns its output in the blocks of the second. `block_kernels` draws
-this. With stride 1, X is made by copies of shifted views of an image, which `windows` draws.
+**Blocks and windows.** `block_kernels` draws how blocks of pixels make each stride 1; `windows` draws X.
 
 **Rules.** What XLA's CPU backend does badly is at the top of `conv.py`: the rules "words", "halves",
 "stack" and "moved transpose". The code refers to them by these names. Two more are for this file:
@@ -74,9 +71,6 @@ from jaxrl_atari.frames import BLOCK, STACK, to_blocks
 
 KERNELS = {"conv1": (8, 8, STACK, 32), "conv2": (4, 4, 32, 64), "conv3": (3, 3, 64, 64), "dense": (3136, 512)}
 """The shapes of the kernels from which this file computes."""
-
-TORSO_CHANNELS = KERNELS["conv3"][-1]
-"""Channels of the torso's output, out3."""
 
 
 def features(params: Any, stacks: jax.Array, dtype: Any, chunk: int) -> jax.Array:
@@ -356,7 +350,7 @@ def dense_backward(saved: Any, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     dx = lax.dot_general(g, w, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
     # Rule "moved transpose". The result is large here, so x' is moved instead, by way of three axes.
     n, features = x.shape
-    by_pixel = as_words(x).reshape(n, -1, TORSO_CHANNELS)  # [N, 49, 64]
+    by_pixel = as_words(x).reshape(n, -1, KERNELS["conv3"][-1])  # [N, 49, 64]
     x_transposed = from_words(by_pixel.transpose(1, 2, 0).reshape(features, n))
     return dx.astype(x.dtype), product(x_transposed, g)
 

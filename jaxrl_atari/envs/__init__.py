@@ -19,6 +19,7 @@ actions, both give the same frames and rewards in the games that the tests repla
   and SpaceWar.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -78,16 +79,18 @@ def check_environment(env: "EnvConfig") -> str:
     """Makes a Gymnasium environment once, so that its errors come before training.
 
     Returns:
-        A line on its actions and images; empty with another back end.
+        A line on its actions; empty with another back end.
 
     Raises:
-        UserError: the environment is not registered, cannot be made, or is not supported.
+        UserError: as `gymnasium_pool.make_single`; or the first observation is not of the type of its space.
     """
     if env.backend != "gymnasium":
         return ""
-    from jaxrl_atari.envs import gymnasium_pool
+    from jaxrl_atari.envs.gymnasium_pool import make_single
 
-    return gymnasium_pool.check_environment(env)
+    with contextlib.closing(make_single(env)) as made:
+        made.reset(seed=0)
+        return f"{env.game_name}: actions {made.action_space}"
 
 
 def make_pool(

@@ -9,19 +9,14 @@ from ale_py.registration import rom_id_to_name
 from ale_py.vector_env import AtariVectorEnv
 
 from jaxrl_atari.config import EnvConfig
-from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.envs.pool import FRAME_SIZE, FRAME_SKIP, EnvPool, RawStep
 from jaxrl_atari.envs.record import GameRecord
-
-SCREEN_SIZE = (210, 160)
-"""Height and width of a screen in pixels."""
 
 
 @cache
 def rom_ids() -> dict[str, str]:
-    """CamelCase name -> ALE's ROM id, for every single-player game."""
-    named = {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
-    return {name: rom for name, rom in named.items() if name in GAMES}
+    """CamelCase name -> ALE's ROM id, for every game."""
+    return {rom_id_to_name(rom): rom for rom in roms.get_all_rom_ids()}
 
 
 class AlePool(EnvPool):
@@ -57,8 +52,7 @@ class AlePool(EnvPool):
             use_fire_reset=rules.fire_on_reset,
         )
         envs = make(img_height=FRAME_SIZE, img_width=FRAME_SIZE, grayscale=True)
-        height, width = SCREEN_SIZE
-        self._colour = make(img_height=height, img_width=width, grayscale=False) if screens else None
+        self._colour = make(img_height=210, img_width=160, grayscale=False) if screens else None
         self._screens = np.zeros(0, np.uint8)  # of the newest step
         self._seeds = np.array(seeds)
         actions = envs.ale.get_action_set()

@@ -54,17 +54,12 @@ class Game(NamedTuple):
     """A game and its reference scores under one protocol. None is an unknown score."""
 
     name: str  # ALE's CamelCase name
-    gae_lambda: float  # default of a run: tuned for the game under v5, DEFAULT_GAE_LAMBDA under classic
+    gae_lambda: float  # default of a run: DEFAULT_GAE_LAMBDA under classic, else as tuned for the game under v5
     references: tuple[Reference, ...] = ()  # PPO after 1e7 env steps; the first one normalises scores
     random: Reference | None = None  # uniformly random play
     human: Reference | None = None  # DQN Zoo's human tester
     dqn_random: Reference | None = None  # DQN Zoo's random play
     waits_for_fire: bool = False  # whether a game or a life starts only with FIRE
-
-    @property
-    def shown_references(self) -> list[Reference]:
-        """All reference scores that are shown beside a score."""
-        return [*self.references, *filter(None, (self.human, self.random))]
 
 
 class _Source(NamedTuple):
@@ -207,17 +202,3 @@ def game_under(name: str, protocol: str) -> Game:
     if protocol not in _GAMES_UNDER:
         return Game(name, GAMES[name].gae_lambda, waits_for_fire=GAMES[name].waits_for_fire)
     return _GAMES_UNDER[protocol][name]
-
-
-def default_gae_lambda(name: str, protocol: str) -> float:
-    """The lambda of a run whose config has none.
-
-    Under `classic` it is 0.95, the lambda of CleanRL's and Baselines' scores. Otherwise it is the value that SLM
-    Lab tuned for the game under `v5`, or 0.95 if there is none.
-
-    Args:
-        name: ALE's CamelCase name of the game, or the id of a Gymnasium environment.
-        protocol: the name of the protocol, without the rules that differ from it.
-    """
-    tuned_under = "classic" if protocol == "classic" else "v5"
-    return game_under(name, tuned_under).gae_lambda

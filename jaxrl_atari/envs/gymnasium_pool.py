@@ -149,17 +149,6 @@ def _as_frames(env: gymnasium.Env, game: str, image_key: str | None) -> gymnasiu
     return wrappers.ResizeObservation(env, (FRAME_SIZE, FRAME_SIZE))
 
 
-def check_environment(env: EnvConfig) -> str:
-    """Makes an environment once, starts it, and returns one line on its actions.
-
-    Raises:
-        UserError: as `make_single`; or the first observation is not of the type of its space.
-    """
-    with contextlib.closing(make_single(env)) as made:
-        made.reset(seed=0)
-        return f"{env.game_name}: actions {made.action_space}"
-
-
 def _make_in_worker(imports: str, make: Callable[[], gymnasium.Env]) -> gymnasium.Env:
     """Makes an environment in a process of an `AsyncVectorEnv`.
 

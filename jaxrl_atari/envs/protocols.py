@@ -32,35 +32,36 @@ PROTOCOLS = {
     "machado": Rules(
         full_action_space=True, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=18_000
     ),
+    "gymnasium": Rules(  # only `clip_rewards` can be chosen
+        sticky_actions=0.0,
+        life_loss_terminal=False,
+        noop_max=0,
+        fire_on_reset=False,
+        max_frames=0,
+        clip_rewards=False,
+    ),
 }
 """Name -> rules."""
-
-GYMNASIUM = "gymnasium"
-"""Name of the protocol of Gymnasium environments that are not games of ALE."""
-
-GYMNASIUM_RULES = Rules(
-    sticky_actions=0.0, life_loss_terminal=False, noop_max=0, fire_on_reset=False, max_frames=0, clip_rewards=False
-)
-"""Rules of the protocol `gymnasium`. Only `clip_rewards` can be chosen."""
 
 ReferenceProtocol = Literal["v5", "classic"]
 """A protocol of the published scores (`games.py`), with its own rules. `protocol_text` writes it as its name."""
 
 
-def protocol_text(name: str, rules: Rules, settings: Mapping[str, Any] | None = None) -> str:
+def protocol_text(name: str, rules: Rules, settings: Mapping[str, Any]) -> str:
     """The protocol as it is shown beside a score: `v5`, or `v5, life_loss_terminal=false` if rules differ.
 
     Args:
-        name: a name in `PROTOCOLS`, or `GYMNASIUM`.
+        name: a name in `PROTOCOLS`.
         rules: the rules in force.
         settings: other settings that change the game, such as `{"backend": "gymnasium", "options": {"mode": 12}}`.
     """
-    named = GYMNASIUM_RULES if name == GYMNASIUM else PROTOCOLS[name]
     differences = {
-        rule: value for rule, value, usual in zip(Rules._fields, rules, named, strict=True) if value != usual
+        rule: value
+        for rule, value, usual in zip(Rules._fields, rules, PROTOCOLS[name], strict=True)
+        if value != usual
     }
     texts = []
-    for field, value in {**differences, **(settings or {})}.items():
+    for field, value in {**differences, **settings}.items():
         texts.append(f"{field}={value if isinstance(value, str) else json.dumps(value, sort_keys=True)}")
     return ", ".join([name, *texts])
 

@@ -15,17 +15,9 @@ PAST = STACK - 1
 """Frames of a stack before the newest one."""
 
 
-class ReplayedStep(NamedTuple):
-    """A step of games that are played again."""
-
-    remaining: int  # steps that are left
-    started: np.ndarray  # bool [n]; an environment whose game has not started yet has a meaningless step
-    step: EnvStep
-
-
 def play_again(
     pool: EnvPool, start: EnvStep, seeds: np.ndarray, actions: Sequence[np.ndarray]
-) -> Iterator[ReplayedStep]:
+) -> Iterator[tuple[int, EnvStep]]:
     """Plays games from seeds and actions. All environments end together; one with fewer actions starts later.
 
     Args:
@@ -35,7 +27,8 @@ def play_again(
         actions: for each environment, its actions, int [steps].
 
     Yields:
-        The start, and each step.
+        How many steps are left, and the step: first the start. Before an environment's game has started, its part
+        of a step means nothing.
     """
     lengths = np.array(list(map(len, actions)))
     step = start
@@ -43,7 +36,7 @@ def play_again(
         starts = lengths == remaining
         if starts.any():
             step = pool.start_games(step, starts, seeds[starts])
-        yield ReplayedStep(remaining, lengths >= remaining, step)
+        yield remaining, step
         if remaining:
             step = pool.step(np.array([each[-remaining] if remaining <= len(each) else 0 for each in actions]))
 
@@ -76,9 +69,9 @@ def restore_games(pool: EnvPool, start: EnvStep, games: GamesInProgress) -> Repl
     newest = deque(maxlen=PAST + 1)
     steps = play_again(pool, start, games.anchor_seed, actions)
     title = "playing the games of the checkpoint again"
-    for replayed in tracked(steps, title, since.max() + 1):
-        episodes.count(replayed.step)
-        newest.append(replayed.step)
+    for _, step in tracked(steps, title, since.max() + 1):
+        episodes.count(step)
+        newest.append(step)
     step = newest.pop()
     reached = (step.frame, pool.lives, episodes.so_far)
     if not all(map(np.array_equal, reached, (games.frame, games.lives, games.in_progress))):

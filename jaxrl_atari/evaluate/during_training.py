@@ -5,17 +5,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxrl_atari.config import Config
 from jaxrl_atari.errors import reason
 from jaxrl_atari.evaluate.play import EvaluationResult, run_evaluation
 from jaxrl_atari.evaluate.policy import Policy
-from jaxrl_atari.networks import Network
 from jaxrl_atari.output import counted, say_traceback
 from jaxrl_atari.runs.writers import Writer
 
@@ -24,35 +21,13 @@ class Evaluator:
     """Plays full games with a snapshot of the parameters, on its own device, one evaluation at a time.
 
     Args:
-        config: the config of the session.
-        network: in the form that suits `device`.
+        policy: the policy, whose parameters and env steps each evaluation replaces.
         seed: seed of the session. Each evaluation derives another seed from it.
-        num_actions: number of actions of the game.
-        device: the device that acts.
-        session_dir: directory of the session.
         writer: receives lines for the user and each result.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        network: Network,
-        *,
-        seed: int,
-        num_actions: int,
-        device: jax.Device,
-        session_dir: Path,
-        writer: Writer,
-    ):
-        self._policy = Policy(
-            config=config,
-            network=network,
-            params=None,
-            device=device,
-            session_dir=session_dir,
-            env_steps=0,
-            num_actions=num_actions,
-        )
+    def __init__(self, policy: Policy, *, seed: int, writer: Writer):
+        self._policy = policy
         self._seed = seed
         self._writer = writer
         self._closed = threading.Event()
@@ -75,13 +50,8 @@ class Evaluator:
         return int(np.random.SeedSequence([self._seed, self._policy.env_steps]).generate_state(1)[0])
 
     @property
-    def is_running(self) -> bool:
-        """Whether an evaluation has started whose result `poll` has not written yet."""
-        return self._running is not None
-
-    @property
     def snapshot(self) -> Any | None:
-        """The parameters that are being evaluated, which a checkpoint keeps; None unless `is_running`."""
+        """The parameters that are being evaluated, which a checkpoint keeps; None once `poll` has the result."""
         return None if self._running is None else self._policy.params
 
     def settle(self, stop_requested: Callable[[], bool]) -> None:

@@ -15,7 +15,7 @@ from jaxrl_atari.config import Config, config_from_dict
 from jaxrl_atari.devices import device_class, pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError, reason
-from jaxrl_atari.networks import Network, Observation, Outputs, is_recurrent, make_network
+from jaxrl_atari.networks import Network, Observation, Outputs, make_network
 from jaxrl_atari.runs.arrays import by_path
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import read_config
@@ -100,7 +100,7 @@ class Policy:
 
     def _decide_at_once(self, frames: np.ndarray | jax.Array, key: jax.Array | None, greedy: bool) -> Decision:
         """`decide` for a network without a memory; `frames` may be one stack."""
-        if is_recurrent(self.initial_carry(1)):
+        if self.network.is_recurrent:
             raise ValueError("the network is recurrent: use Policy.decide, which takes and returns its memory")
         stacks = frames[None] if frames.ndim == 3 else frames
         return self.decide(stacks, np.zeros(len(stacks), bool), (), key, greedy)
@@ -190,8 +190,7 @@ def load_policy(
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0)
     if backend is not None:
-        mode = config.env.vectorization_mode if backend == "gymnasium" else "sync"
-        env = dataclasses.replace(env, backend=backend, vectorization_mode=mode)
+        env = dataclasses.replace(env, backend=backend)
     return Policy(
         config=dataclasses.replace(config, env=env),
         network=make_network(config.network, num_actions, device_class(device)),

@@ -2,17 +2,15 @@
 
 import base64
 import contextlib
-import html
 import itertools
-import json
 import os
-import string
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jinja2
 import numpy as np
 from scipy.special import softmax
 
@@ -26,7 +24,7 @@ VIDEO_HEIGHT = 630
 """Approximate height of videos in pixels. Screens are enlarged by a whole number: 3 for ALE's 160x210 pixels."""
 
 TEMPLATE = Path(__file__).with_name("game.html")
-"""Template of the page."""
+"""Jinja template of the page."""
 
 
 @contextlib.contextmanager
@@ -132,12 +130,13 @@ def record_video(
             f"protocol {env.resolved_protocol}, trained for {policy.env_steps:,} env steps, "
             f"{'greedy' if greedy else 'sampled'} actions, seed {seed}"
         )
-        html_text = string.Template(TEMPLATE.read_text(encoding="utf-8")).safe_substitute(
-            title=html.escape(env.game_name),
-            about=html.escape(about),
+        template = jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), autoescape=True)
+        html = template.render(
+            title=env.game_name,
+            about=about,
             clipped=" of clipped rewards" if env.rules.clip_rewards else "",
             video=base64.b64encode(path.read_bytes()).decode(),
-            data=json.dumps(data, allow_nan=False).replace("<", "\\u003c"),
+            data=data,
         )
-        write_file(Path(page).expanduser(), html_text)
+        write_file(Path(page).expanduser(), html)
     return finished

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from jaxrl_atari.export.folder import export_policy
 
     if options.output is not None:
-        require_new_folder(options.output, "--output")
+        require_new_folder(options.output)
     limit_to_cpu()  # a GPU may be training
     run = read_run(options.run_dir)
     env = run.config.env

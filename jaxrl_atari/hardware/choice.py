@@ -156,18 +156,8 @@ def divide_gpus(options: DevicesConfig) -> tuple[list[tuple[int, ...]], str]:
     wanted = (options.gpu, options.actor, options.evaluator)
     if options.distributed or any(gpu_index(option) is not None for option in wanted):
         return [chosen.used], chosen.why_learner
-    count = len(chosen.gpus)
-    return consecutive_blocks(count, len(chosen.learner), offset), f"{count} visible, CUDA_OFFSET {offset}"
-
-
-def consecutive_blocks(count: int, size: int, offset: int) -> list[tuple[int, ...]]:
-    """Blocks of consecutive GPUs, as indices into `count` visible ones. GPU 0 follows the last one.
-
-    No two blocks share a GPU. If `count` is not a multiple of `size`, the GPUs before the first block stay idle.
-
-    Args:
-        size: GPUs in a block.
-        offset: the first block starts at this GPU, modulo `count`.
-    """
+    count, size = len(chosen.gpus), len(chosen.learner)
+    # GPU 0 follows the last one. GPUs that are left over, before the first block, stay idle.
     firsts = range(offset, offset + count - count % size, size)
-    return [tuple((first + i) % count for i in range(size)) for first in firsts]
+    blocks = [tuple((first + i) % count for i in range(size)) for first in firsts]
+    return blocks, f"{count} visible, CUDA_OFFSET {offset}"

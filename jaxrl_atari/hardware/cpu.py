@@ -38,10 +38,6 @@ def cpu_quota(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/
 
     It is the smallest quota (`cpu.max`, cgroup v2) of the process's control group and the groups above it. The
     number of cores does not show the quota: a container under `docker run --cpus 1` sees all cores of the machine.
-
-    Args:
-        root: where control groups are mounted.
-        own: the group of this process: the line `0::/path`.
     """
     quotas = [math.inf]
     with contextlib.suppress(OSError, ValueError):  # not on Linux, or a sandbox with other lines

@@ -1,7 +1,6 @@
 """Several processes that learn together (`devices.distributed`): joining, sums, and agreement.
 
 In a single process, `sum_over_processes`, `gather_items` and `agree` return their argument, and start no back end.
-In several, items pass through JSON: a tuple comes back as a list.
 """
 
 import itertools

@@ -15,12 +15,6 @@ from jaxrl_atari.hardware import gpus
 GIB = 2**30
 
 
-def mean_of_known(values: Sequence[float]) -> float:
-    """The mean of the values that are not NaN; NaN if there is none."""
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan
-
-
 GPU_COLUMNS: dict[str, Callable[[Sequence[float]], float]] = {
     "gpu_busy_percent": np.mean,
     "gpu_memory_gib": np.sum,
@@ -70,7 +64,10 @@ def monitor(devices: Sequence[jax.Device]) -> Iterator[Callable[[], dict[str, fl
     def read() -> dict[str, float]:
         nonlocal recent
         recent = [samples.popleft() for _ in range(len(samples))] or recent[-1:]
-        means = {name: mean_of_known([sample[name] for sample in recent]) for name in GPU_COLUMNS}
+        means = {}
+        for name in GPU_COLUMNS:
+            known = [sample[name] for sample in recent if not math.isnan(sample[name])]
+            means[name] = float(np.mean(known)) if known else math.nan
         return means | {"cpu_percent": process.cpu_percent(), "rss_gib": process.memory_info().rss / GIB}
 
     if not used:

@@ -99,15 +99,7 @@ def tune_process() -> str:
 
 
 def _keep_freed_memory() -> None:
-    """Makes glibc keep freed memory for the next allocation.
-
-    One arena serves all threads, so that training reuses the memory that the compiler's threads have freed. By
-    default, glibc returns large scratch buffers to the system at each step, and page faults bring them back; the
-    thresholds keep them in the process.
-
-    Blocks of 32 MiB and more, which are allocated once per update, are still returned, as glibc gives each block
-    above `mmap_threshold` pages of its own. Memory that is kept would have gaps into which the next rollout does
-    not fit. The measurements are in benchmarks/NOTES.md, "Process settings (malloc)".
+    """Makes glibc keep freed memory for the next allocation (benchmarks/NOTES.md, "Process settings (malloc)").
 
     A parameter that `GLIBC_TUNABLES` names stays as it is, and all of them do with a variable such as
     `MALLOC_ARENA_MAX`.

@@ -3,16 +3,7 @@
     python -m jaxrl_atari.hub push RUN_DIR user/repo [--private] [--checkpoint best|latest|STEP]
     python -m jaxrl_atari.hub pull user/repo [DIR]
 
-A repository has the layout of a run directory:
-
-- config, metrics, evaluations, graphs, logs of actions, and the user's own code
-- the parameters of one checkpoint of the best session; with `--checkpoint latest`, the whole latest checkpoint of
-  every session
-- a model card (README.md), and the newest video of these sessions (replay.mp4)
-
-`pull` downloads a repository into a run directory, for `evaluate`, `verify`, `plots` and, with the latest
-checkpoints, `train --resume`. Both use HF_TOKEN and HF_ENDPOINT. If the network is the user's own, `push` needs
-`--import FILE`.
+docs/share.md says what a repository has. Both commands use HF_TOKEN and HF_ENDPOINT.
 """
 
 import contextlib
@@ -42,12 +33,6 @@ CHECKPOINT_FILES = "session_*/checkpoints/*/*"
 
 STANDARD_FILES = {".gitattributes", "README.md"}
 """Files that any repository on the Hub may have: Git attributes and its card."""
-
-NOT_SHARED = (
-    "left out: the optimiser state, the random key and the games in progress, "
-    "so a copy can be played and verified but not resumed"
-)
-"""The parts of a checkpoint that a push leaves out, unless it pushes the latest ones."""
 
 
 PURPOSES = {
@@ -103,15 +88,6 @@ def _client(repo_id: str) -> Iterator[Any]:
         raise UserError(f"{repo_id} at {api.endpoint}: {type(error).__name__}: {error}") from error
 
 
-def _require_run_repository(repo_id: str, files: set[str]) -> None:
-    """Refuses a repository with these files if they are not those of a run: a push would delete them."""
-    if files and not fnmatch.filter(files, CHECKPOINT_FILES):
-        raise UserError(
-            f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(files)!r:.80}, "
-            "which a push would delete; check the name, or push to a new repository"
-        )
-
-
 def push(options: PushOptions) -> None:
     """Pushes a run; see `PushOptions`."""
     repo_id = options.repo_id
@@ -127,11 +103,19 @@ def push(options: PushOptions) -> None:
             raise UserError(
                 f"{repo_id}: a public repository; make it private at {url}/settings, or omit --private"
             )
-        _require_run_repository(repo_id, set(api.list_repo_files(repo_id)) - STANDARD_FILES)
+        files = set(api.list_repo_files(repo_id)) - STANDARD_FILES
+        if files and not fnmatch.filter(files, CHECKPOINT_FILES):
+            raise UserError(
+                f"{repo_id}: has files that are not a run of jaxrl_atari, such as {min(files)!r:.80}, "
+                "which a push would delete; check the name, or push to a new repository"
+            )
         message = f"{options.run_dir.resolve().name}, checkpoint {options.checkpoint}"
         api.upload_folder(repo_id=repo_id, folder_path=folder, delete_patterns="*", commit_message=message)
     if options.checkpoint != "latest":
-        say(f"{NOT_SHARED}; --checkpoint latest pushes everything")
+        say(
+            "left out: the optimiser state, the random key and the games in progress, so a copy can be played and"
+            " verified but not resumed; --checkpoint latest pushes everything"
+        )
     say(f"pushed: {url}")
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import AnyDir, MoreDirs, parse
+from jaxrl_atari.cli.options import MoreDirs, RunDir, parse
 from jaxrl_atari.output import say
 from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.summary import merge_runs, read_run
@@ -21,7 +21,7 @@ from jaxrl_atari.report.summary import merge_runs, read_run
 class Options:
     """Writes report.html, one file with everything in it, into directories of runs, suites or searches."""
 
-    run_dir: AnyDir
+    run_dir: RunDir
     """Directory of a run, a suite or a search, such as data/NAME_TIMESTAMP."""
     others: MoreDirs = ()
     """More such directories."""

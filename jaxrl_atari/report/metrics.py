@@ -53,17 +53,17 @@ RATIOS_OF_STRENGTH = ("sample_efficiency", "training_efficiency", "stability")
 """The metrics that only a session has that is better than random play."""
 
 REDUCTIONS = {
-    "env_steps": np.max,
-    "episodes": np.max,
-    "sps": np.median,  # a slow log point (compilation, a checkpoint) does not affect it
-    "emulators_percent": np.mean,
-    "policy_percent": np.mean,
-    "learning_percent": np.mean,
-    "gpu_busy_percent": np.mean,
-    "gpu_memory_gib": np.max,
-    "rss_gib": np.max,
+    "env_steps": np.nanmax,
+    "episodes": np.nanmax,
+    "sps": np.nanmedian,  # a slow log point (compilation, a checkpoint) does not affect it
+    "emulators_percent": np.nanmean,
+    "policy_percent": np.nanmean,
+    "learning_percent": np.nanmean,
+    "gpu_busy_percent": np.nanmean,
+    "gpu_memory_gib": np.nanmax,
+    "rss_gib": np.nanmax,
 }
-"""Metric that is made of the column of its name -> how: a function of the known values of the column."""
+"""Metric that is made of the column of its name -> how: a function of the column."""
 
 
 def _ratio(numerator: np.floating, denominator: np.floating) -> float:
@@ -137,7 +137,7 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
     metrics["wall_hours"] = table["wall_seconds"][-1] / 3600.0
     for name, reduce in REDUCTIONS.items():
         if name in table and np.isfinite(table[name]).any():
-            metrics[name] = reduce(table[name][np.isfinite(table[name])])
+            metrics[name] = reduce(table[name])
     strengths = returns - random_score(game)
     if returns.size:
         metrics |= {

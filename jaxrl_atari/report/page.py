@@ -41,7 +41,6 @@ from jaxrl_atari.runs.layout import (
     command_line,
     game_file,
     held_kind,
-    trial_dirs,
 )
 from jaxrl_atari.runs.reading import evaluations, latest_meta, played_at, read_verification
 
@@ -52,7 +51,6 @@ class Page(NamedTuple):
     title: str
     badges: Sequence[str]
     sections: Sequence[Section]
-    parts: Sequence[str] = ()  # the runs or suites within its directory
 
 
 def write_report(directory: Path, merged: Run | None = None) -> Path:
@@ -75,7 +73,7 @@ def write_report(directory: Path, merged: Run | None = None) -> Path:
         loader=PackageLoader("jaxrl_atari.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["base64"] = lambda file: b64encode(file.read_bytes()).decode()
-    reports = [name for name in page.parts if (directory / name / REPORT_FILE).is_file()]
+    reports = sorted(path.parent.name for path in directory.glob(f"*/{REPORT_FILE}"))
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     path = directory / REPORT_FILE
     template = environment.get_template("page.html")
@@ -105,7 +103,7 @@ def run_page(run: Run) -> Page:
     ]
     if not summary["complete"]:
         badges.append("not complete")
-    *session_graphs, trial_graph = _svg(plot_run(run))
+    *session_graphs, _, trial_graph = plot_run(run)
     devices = {run.session_name(path): latest_meta(path).get("device", "") for path in run.tables}
     sections = [
         _score_section(run),
@@ -113,7 +111,7 @@ def run_page(run: Run) -> Page:
         Section("Sessions", metric_table(run), graphs=session_graphs),
         _evaluation_section(run),
         *_video_sections(run),
-        *_settings_sections(config, run.description, devices),
+        *_settings_sections(config, run.description | {"device": devices}),
     ]
     name = "" if config.name == run.game.name else f": {config.name}"
     return Page(run.game.name + name, badges, sections)
@@ -165,19 +163,14 @@ def results_page(directory: Path) -> Page:
     """The page of a suite or a sweep: the table of its games, statistics over games, and graphs."""
     results = read_results(directory)
     graphs = plot_comparison(results.curves(), directory / GRAPHS_FOLDER) if results.curves() else []
-    if held_kind(directory) == "sweep":
-        file = SWEEP_FILE
-        parts = [*results.suites]
-    else:
-        file = SUITE_FILE
-        parts = [game for suite in results.suites.values() for game in suite.games]
+    file = SWEEP_FILE if held_kind(directory) == "sweep" else SUITE_FILE
     sections = [
         *results.sections(),
-        Section("Graphs", graphs=_svg(graphs)),
+        Section("Graphs", graphs=graphs),
         *_settings_sections(read_config(directory, file), read_json(directory / file)),
     ]
     name, _, badge = results.title.partition(": ")
-    return Page(name, [badge], sections, parts)
+    return Page(name, [badge], sections)
 
 
 def search_page(search_dir: Path) -> Page:
@@ -197,35 +190,23 @@ def search_page(search_dir: Path) -> Page:
     }
     sections = [
         Section("Trials", table, notes if table else ["No trial has started yet, or Optuna is not installed."]),
-        Section("Graphs", graphs=_svg(graphs)),
-        Section("Search", facts=space | {name: _text(value) for name, value in flat(search).items()}),
+        Section("Graphs", graphs=graphs),
+        Section("Search", facts=space | {name: cell_text(value) for name, value in flat(search).items()}),
         *_settings_sections(config, description),
     ]
     badges = ["search", f"protocol {config.env.resolved_protocol}"]
-    parts = [path.name for path in trial_dirs(search_dir)]
-    return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections, parts)
+    return Page(f"{config.env.game_name}: {search_dir.absolute().name}", badges, sections)
 
 
 # --- Parts -------------------------------------------------------------------------------------------------------
 
 
-def _svg(graphs: Sequence[Path]) -> list[Path]:
-    """The graphs that a page shows: those of the files that are SVG."""
-    return [graph for graph in graphs if graph.suffix == ".svg"]
-
-
-def _text(value: Any) -> str:
-    return ", ".join(map(cell_text, value)) if isinstance(value, list) else cell_text(value)
-
-
-def _settings_sections(
-    config: Config, description: Mapping[str, Any], devices: Mapping[str, str] | None = None
-) -> list[Section]:
+def _settings_sections(config: Config, description: Mapping[str, Any]) -> list[Section]:
     """The options that differ from the defaults, what each resume has changed, and the software and machine.
 
     Args:
-        description: the content of config.json, suite.json, sweep.json or search.json.
-        devices: session -> its devices.
+        description: the content of config.json, suite.json, sweep.json or search.json. That of a run also has
+            `device`: session -> its devices.
     """
     options = config.to_dict()
     rows = [
@@ -234,12 +215,14 @@ def _settings_sections(
     ]
     note = f"{len(rows)} of {len(flat(options))} options differ from the defaults."
     facts = {"protocol": config.env.resolved_protocol, "resume": config.resume_note}
-    software = {name: description.get(name) for name in ("python", "versions", "git_revision", "hardware")}
-    machine = {name: _text(value) for name, value in flat(software).items() if value is not None}
+    software = {
+        name: description.get(name) for name in ("python", "versions", "git_revision", "hardware", "device")
+    }
+    machine = {name: cell_text(value) for name, value in flat(software).items() if value is not None}
     for resume in resumes(description):
         changes = [f"{name}: {' -> '.join(map(str, values))}" for name, values in resume["changed"].items()]
         machine[f"resumed {resume.get('date')}"] = "; ".join(changes)
     return [
         Section("Protocol and config", table_of(rows), [note], facts=facts),
-        Section("Software and hardware", facts=machine | dict(devices or {})),
+        Section("Software and hardware", facts=machine),
     ]

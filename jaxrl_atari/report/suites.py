@@ -166,36 +166,6 @@ def game_row(suite: Suite, game: str) -> dict[str, Any]:
 # --- Statistics over games ---------------------------------------------------------------------------------------
 
 
-class NormalisedScores(NamedTuple):
-    """The scores of suites in the games that are complete in all of them."""
-
-    games: list[str]  # sorted: their order decides which random numbers each one gets in a bootstrap
-    scores: dict[str, np.ndarray]  # name of a suite -> normalised scores `[sessions, games]`
-
-
-def normalised_scores(suites: Mapping[str, Suite]) -> dict[str, NormalisedScores]:
-    """Normalises the scores of suites in each way: name of the normalisation -> scores.
-
-    A game that lacks the reference scores of a normalisation is left out there, and a normalisation without a game
-    as well. Suites of different protocols have nothing to compare.
-    """
-    raw = {name: suite.scores() for name, suite in suites.items()}
-    protocol, *others = {suite.protocol for suite in suites.values()}
-    shared = [] if others else sorted(set.intersection(*map(set, raw.values())))
-    found = {}
-    for normalisation, normalise in NORMALISATIONS.items():
-        games = [game for game in shared if normalise(0.0, game_under(game, protocol)) is not None]
-        if games:
-            scores = {
-                name: np.array(
-                    [normalise(np.array(by_game[game]), game_under(game, protocol)) for game in games]
-                ).T
-                for name, by_game in raw.items()
-            }
-            found[normalisation] = NormalisedScores(games, scores)
-    return found
-
-
 STATISTICS_COLUMNS = {
     "suite": "",
     "normalisation": "scores",
@@ -206,13 +176,27 @@ STATISTICS_COLUMNS = {
 """Column of the table of statistics -> its title. In JSON, a row also has `names` and `scores`."""
 
 
-def suite_statistics(by_normalisation: Mapping[str, NormalisedScores]) -> list[dict[str, Any]]:
+def suite_statistics(suites: Mapping[str, Suite]) -> list[dict[str, Any]]:
     """The statistics of each suite under each normalisation: rows of the table of statistics.
 
-    A statistic is an `Estimate`. A row also has the normalised scores, and the names of their games.
+    They are over the games that are complete in all suites. A game that lacks the reference scores of a
+    normalisation is left out there, and a normalisation without a game as well. Suites of different protocols have
+    nothing to compare. A statistic is an `Estimate`. A row also has the normalised scores `[sessions, games]`, and
+    the names of their games.
     """
+    raw = {name: suite.scores() for name, suite in suites.items()}
+    protocol, *others = {suite.protocol for suite in suites.values()}
+    # Sorted: their order decides which random numbers each game gets in a bootstrap.
+    shared = [] if others else sorted(set.intersection(*map(set, raw.values())))
     rows = []
-    for normalisation, (games, by_suite) in by_normalisation.items():
+    for normalisation, normalise in NORMALISATIONS.items():
+        games = [game for game in shared if normalise(0.0, game_under(game, protocol)) is not None]
+        if not games:
+            continue
+        by_suite = {
+            name: np.array([normalise(np.array(by_game[game]), game_under(game, protocol)) for game in games]).T
+            for name, by_game in raw.items()
+        }
         first, *_ = by_suite.values()
         for name, scores in by_suite.items():
             row: dict[str, Any] = {"suite": name, "normalisation": normalisation, "games": len(games)}
@@ -236,7 +220,7 @@ class Results:
     @cached_property
     def statistics(self) -> list[dict[str, Any]]:
         """The statistics over the complete games; see `suite_statistics`."""
-        return suite_statistics(normalised_scores(self.suites))
+        return suite_statistics(self.suites)
 
     def curves(self) -> list[tuple[str, Run]]:
         """The runs, each with the name of its suite."""
@@ -256,12 +240,9 @@ class Results:
     def sections(self) -> list[Section]:
         """The table of games, and the statistics over games."""
         notes = [*differences(self.curves()), GAMES_NOTE, *([SWEEP_NOTE] if len(self.suites) > 1 else [])]
-        statistics = Section("Over the complete games", notes=[NO_STATISTICS_NOTE])
-        if self.statistics:
-            statistics = statistics._replace(
-                table=Table(STATISTICS_COLUMNS, self.statistics), notes=[INTERVALS_NOTE]
-            )
-        return [Section("Games", self.table(), notes), statistics]
+        statistics = Table(STATISTICS_COLUMNS, self.statistics)
+        note = INTERVALS_NOTE if statistics else NO_STATISTICS_NOTE
+        return [Section("Games", self.table(), notes), Section("Over the complete games", statistics, [note])]
 
     def to_markdown(self) -> str:
         """The title and the sections in Markdown."""

@@ -79,10 +79,6 @@ class Run:
         """
         return session_dir in self.early_ends or self.config.is_spent(self.tables[session_dir]["env_steps"][-1])
 
-    def is_complete(self) -> bool:
-        """Whether every session has finished; see `is_finished`."""
-        return len(self.tables) >= self.config.sessions and all(map(self.is_finished, self.tables))
-
     @cached_property
     def members(self) -> "Members":
         """The sessions that count; see `choose_members`."""
@@ -253,7 +249,7 @@ def trial_summary(run: Run) -> TrialSummary:
         name=run.config.name,
         game=game.name,
         protocol=run.protocol,
-        complete=run.is_complete(),
+        complete=len(run.tables) >= run.config.sessions and all(map(run.is_finished, run.tables)),
         unfinished_games=unfinished_games(run) if score is None else None,
         stopped={
             run.session_name(path): {"env_steps": end.env_steps, "reason": end.reason}

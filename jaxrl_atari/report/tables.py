@@ -27,8 +27,10 @@ def cell_text(value: Any) -> str:
     """A value of a table as text.
 
     Numbers are as in `number_text`, but whole ones have all digits. An estimate is `0.85 (0.80 to 0.91)`, or
-    `0.85 (-)` without an interval.
+    `0.85 (-)` without an interval. A list is its values, with commas between them.
     """
+    if isinstance(value, list):
+        return ", ".join(map(cell_text, value))
     if isinstance(value, float) or value is None:
         return number_text(value)
     if isinstance(value, Estimate):
@@ -96,7 +98,7 @@ class Section(NamedTuple):
     notes: Sequence[str] = ()  # below the table
     score: str = ""  # in large figures
     facts: Mapping[str, Any] = {}  # name -> value
-    graphs: Sequence[Path] = ()  # SVG files
+    graphs: Sequence[Path] = ()  # files, of which the page shows those that are SVG
     video: Path | None = None
     link: str = ""  # path of another page, relative to this one
 

@@ -10,7 +10,7 @@ from jaxrl_atari.output import counted
 from jaxrl_atari.report.metrics import RATIOS_OF_STRENGTH, SESSION_METRICS
 from jaxrl_atari.report.score_statistics import CONFIDENCE, difference, score_interval
 from jaxrl_atari.report.summary import Run
-from jaxrl_atari.report.tables import Table, number_text
+from jaxrl_atari.report.tables import Table, number_text, table_of
 
 
 def interval_text(scores: Sequence[float]) -> str:
@@ -48,13 +48,15 @@ def reference_rows(run: Run) -> list[list[str]]:
     A source names its protocol, env steps and lambda, so that readers see the differences. Empty without
     references.
     """
-    if not run.game.shown_references:
+    game = run.game
+    references = [*game.references, *filter(None, (game.human, game.random))]
+    if not references:
         return []
     config = run.config
     settings = f"{run.protocol}, {config.total_env_steps:,} env steps, λ {config.resolved_gae_lambda:g}"
     own = f"this run ({settings}, dialect {dialect_text(config)})"
     rows = [[own, number_text(run.summary["score"])]]
-    for each in run.game.shown_references:
+    for each in references:
         spread = f" ± {number_text(each.std)}" if each.std else ""
         rows.append([each.source, f"{number_text(each.score)}{spread}"])
     normalised = {
@@ -74,7 +76,7 @@ def metric_table(run: Run) -> Table:
         values = {column: metrics[name] for column, metrics in columns.items()}
         if any(value is not None for value in values.values()):
             rows.append({"metric": title, **values})
-    return Table({"metric": "", **{column: column for column in columns}}, rows)
+    return table_of(rows)
 
 
 def no_mean_text(run: Run) -> str:

@@ -1,8 +1,5 @@
 """Checkpoints of a session, written and read by orbax.
 
-The latest (`log.keep_checkpoints`), the best and the one that is being evaluated stay on disk. No checkpoint is
-removed while a damaged one may be the best.
-
 SESSION_DIR/checkpoints/<env_steps>/arrays   train state and key of the learner
 SESSION_DIR/checkpoints/<env_steps>/meta     JSON: the session's values, and shapes and digests of every array
 SESSION_DIR/checkpoints/<env_steps>/games, carry, acting, evaluation    further items, if there are any
@@ -12,8 +9,7 @@ A published checkpoint (`hub/files.py`) holds only the parameters: it can be pla
 
 Orbax writes a checkpoint under a temporary name and renames it when it is complete. So every checkpoint that is
 listed is complete, whenever the process is killed. Orbax does not notice flipped bits, and most of them would
-give other values without an error. So each array has a digest, BLAKE2b of 64 bits. Digests find damage. They do
-not prove who wrote a checkpoint.
+give other values without an error. So each array has a digest, BLAKE2b of 64 bits.
 
 In the meta of format 3, digests have the keys `checksum` and `checksums`, and the `return_mean` by which the best
 checkpoint is chosen has the key `score`. (The score of a run is another figure, `return_ma`.)

@@ -87,14 +87,10 @@ def unused(path: Path) -> Path:
     return next(candidate for candidate in itertools.chain([path], numbered) if not candidate.exists())
 
 
-def require_new_folder(path: Path, option: str = "") -> None:
-    """Raises `UserError` unless a folder can be made at `path`: it does not exist, or is an empty folder.
-
-    Args:
-        option: the option that names the folder, such as `--output`; empty for a word of a command.
-    """
+def require_new_folder(path: Path) -> None:
+    """Raises `UserError` unless a folder can be made at `path`: it does not exist, or is an empty folder."""
     if path.is_file() or any(path.glob("*")):
-        raise UserError(f"{option} {path}".lstrip() + ": exists already; choose another folder, or remove it")
+        raise UserError(f"{path}: exists already; choose another folder, or remove it")
 
 
 @contextlib.contextmanager

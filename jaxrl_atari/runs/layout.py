@@ -81,17 +81,8 @@ def session_path(run_dir: Path, number: int) -> Path:
 
 def session_dirs(run_dir: Path) -> list[Path]:
     """The directories `session_<i>` of a run, ordered by i."""
-    return _numbered(run_dir, "session_")
-
-
-def trial_dirs(search_dir: Path) -> list[Path]:
-    """The directories `trial_<i>` of a search, ordered by i."""
-    return _numbered(search_dir, "trial_")
-
-
-def _numbered(directory: Path, start: str) -> list[Path]:
-    numbers = [path.name.removeprefix(start) for path in directory.glob(f"{start}*/")]
-    return [directory / f"{start}{number}" for number in sorted(filter(str.isdecimal, numbers), key=int)]
+    numbers = [path.name.removeprefix("session_") for path in run_dir.glob("session_*/")]
+    return [run_dir / f"session_{number}" for number in sorted(filter(str.isdecimal, numbers), key=int)]
 
 
 def session_number(session_dir: Path) -> int:
@@ -102,11 +93,6 @@ def session_number(session_dir: Path) -> int:
 def trial_dir(search_dir: Path, number: int) -> Path:
     """The directory of trial `number` of a search."""
     return search_dir / f"trial_{number}"
-
-
-def trial_number(trial_dir: Path) -> int:
-    """The number i of a directory `trial_<i>`."""
-    return int(trial_dir.name.removeprefix("trial_"))
 
 
 def session_files(session_dir: Path) -> list[str]:
@@ -153,8 +139,3 @@ def has_session(directory: Path) -> bool:
 def command_line(command: str, *words: str | Path) -> str:
     """A command line for the user to paste into a shell: `python -m jaxrl_atari.report DIR`."""
     return shlex.join(["python", "-m", f"jaxrl_atari.{command}", *map(str, words)])
-
-
-def resume_command(command: str, directory: Path) -> str:
-    """The command line that continues what a directory holds: `python -m jaxrl_atari.train --resume DIR`."""
-    return command_line(command, "--resume", directory)

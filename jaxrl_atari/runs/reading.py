@@ -79,11 +79,6 @@ def require_own_seed(config: Config, session_dir: Path) -> None:
         )
 
 
-def logged_env_steps(session_dir: Path) -> int:
-    """Env steps of the newest log point that metrics.csv had at the latest checkpoint; 0 if that is not known."""
-    return latest_meta(session_dir).get("logged_env_steps", 0)
-
-
 def is_finished(config: Config, session_dir: Path) -> bool:
     """Whether a session has trained to its end and written its last evaluation. Starts no back end of JAX.
 

@@ -1,4 +1,4 @@
-"""Directories of runs and sessions: making, locking and removing them, and keeping the user's code in a run.
+"""Directories of runs: making, locking and removing them, and keeping the user's code in a run.
 
 `layout.py` has the names of what is in them.
 """
@@ -14,9 +14,7 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.imports import imported_files
 from jaxrl_atari.runs.files import only_writer, unused, write_file
-from jaxrl_atari.runs.layout import CODE_FOLDER, has_session, held_kind, session_files
-
-# --- The directory of a run, suite or search ---------------------------------------------------------------------
+from jaxrl_atari.runs.layout import CODE_FOLDER, has_session, held_kind
 
 
 @contextlib.contextmanager
@@ -73,26 +71,6 @@ def make_run_dir(config: Config, wanted: Path | None = None) -> Path:
         found = f"a {kind}" if kind else f"{other}, and no run"
         raise UserError(f"{run_dir}: holds {found}; choose another folder or an empty one")
     return run_dir
-
-
-# --- The directory of a session ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def claim_session_dir(session_dir: Path, resume: bool) -> Iterator[None]:
-    """Makes the directory of a session and locks it until the block ends.
-
-    Raises:
-        UserError: another process trains there; the directory holds a session, and `resume` is false.
-    """
-    session_dir.mkdir(parents=True, exist_ok=True)
-    with only_writer(session_dir):
-        if not resume and (files := session_files(session_dir)):
-            raise UserError(
-                f"{session_dir}: holds a session already (its {files[0]}); resume it (`resume=True`, or"
-                " --resume), or train in another folder"
-            )
-        yield
 
 
 # --- The code of the user ----------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -91,7 +90,7 @@ class SessionLog:
         metrics: Callable[[], dict[str, float]],
         learning_rate: float,
         acting: tuple[float, float],
-        logged: Mapping[str, float] = MappingProxyType({}),
+        logged: Mapping[str, float],
     ) -> None:
         """Shows the progress after an update, and writes a log point if one is due.
 

@@ -1,8 +1,4 @@
-"""Writers, which receive the log points of a session: the interface `Writer`, and the writer for the terminal.
-
-`tables.py` writes tables. `logs.py` has the writers for TensorBoard and Weights & Biases, and opens those that a
-config selects.
-"""
+"""Writers, which receive the log points of a session: the interface `Writer`, and the writer for the terminal."""
 
 import contextlib
 import math

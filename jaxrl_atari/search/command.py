@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.config_files import run_config_file
+from jaxrl_atari.cli.config_files import call, run_config_file
 from jaxrl_atari.cli.options import FromDirectory, parse, read_sources
 from jaxrl_atari.config import Config, changed_fields
 from jaxrl_atari.errors import SessionsFailed, UserError, require
@@ -23,8 +23,8 @@ from jaxrl_atari.runs.description import describe
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
     SEARCH_FILE,
+    command_line,
     has_session,
-    resume_command,
     trial_dir,
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir
@@ -65,7 +65,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, Options | N
     default = Options()
     if sources.config_file is not None:
         file = run_config_file(sources.config_file)
-        default = Options(search=file.call("get_search", SearchConfig), config=file.call("get_config", Config))
+        default = Options(search=call(file, "get_search", SearchConfig), config=call(file, "get_config", Config))
     before = None
     resumed = sources.resumed("search")
     if resumed is not None:
@@ -101,7 +101,7 @@ def run_search(options: Options, before: Options | None) -> None:
         check_cluster(search.address)
     named = dataclasses.replace(config, name=f"{config.name}_search")  # names the directory
     with claim_run_dir(named, options.directory, is_new=before is None) as search_dir:
-        resume = resume_command("search", search_dir)
+        resume = command_line("search", "--resume", search_dir)
         description = describe(config, search_dir, SEARCH_FILE)
         write_json(search_dir / SEARCH_FILE, description | {"search": search.to_dict()})
         say(f"{'search directory:' if before is None else 'resuming'} {search_dir}")
@@ -174,4 +174,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.directory is None or before is None:
         raise UserError("--trial: expected --resume too, the directory of the search")
     tune_process()
-    train_trial(trial_dir(options.directory, options.trial))
+    train_trial(options.directory, options.trial)

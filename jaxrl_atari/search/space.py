@@ -1,8 +1,7 @@
 """Options of a search, with its space, and search.json, which stores them.
 
-The config file of a search defines `get_search()` in addition to `get_config()`. `get_search` returns a
-`SearchConfig`, whose `space` maps dotted names of config fields to Optuna's distributions. The file imports these
-names from here. Without the extra `search`, the import raises `UserError`.
+The config file of a search imports Optuna's distributions from here. Without the extra `search`, the import raises
+`UserError`.
 """
 
 import dataclasses

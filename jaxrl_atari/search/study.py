@@ -23,7 +23,7 @@ from jaxrl_atari.report.searches import FAILURE, RETURN_MEAN, STUDY_NAME, open_j
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.report.tables import cell_text
 from jaxrl_atari.runs.files import write_file
-from jaxrl_atari.runs.layout import trial_number
+from jaxrl_atari.runs.layout import trial_dir
 from jaxrl_atari.runs.writers import Row, Writer, known_values
 from jaxrl_atari.search.space import SearchConfig, read_search
 from jaxrl_atari.trials.trial import begin_run, train_session, unfinished_sessions
@@ -105,19 +105,17 @@ class StudyWriter(Writer):
             self.trial.study.tell(self.trial, state=TrialState.PRUNED)
 
 
-def train_trial(run_dir: Path) -> None:
+def train_trial(search_dir: Path, number: int) -> None:
     """Trains the sessions of a trial one after the other, tells the study how it has ended, and writes its report.
 
     Only session 0 reports its log points, which ASHA compares. A trial that ASHA stops writes its last checkpoint.
 
-    Args:
-        run_dir: the directory of the trial, SEARCH_DIR/trial_<number>.
-
     Raises:
         Stopped: a stop request has stopped the trial, and its last checkpoint has been written.
     """
-    config, search = read_search(run_dir.parent)
-    trial = start_trial(run_dir.parent, search, trial_number(run_dir))
+    run_dir = trial_dir(search_dir, number)
+    config, search = read_search(search_dir)
+    trial = start_trial(search_dir, search, number)
     trial.set_user_attr(FAILURE, "")  # clears the failure of an earlier process
     say(f"{run_dir.name}  {trial.params}")
     config = set_fields(config, trial.params)

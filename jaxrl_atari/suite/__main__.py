@@ -23,21 +23,20 @@ from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import read_results, save_results
-from jaxrl_atari.runs.description import read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
     REPORT_FILE,
     TRIAL_SUMMARY_FILE,
+    command_line,
     has_session,
     held_kind,
-    resume_command,
 )
 from jaxrl_atari.runs.run_dir import claim_run_dir
 from jaxrl_atari.suite.sweep import SweepPlan, game_configs, parse_vary, plan_sweep, read_plan, write_plan
 from jaxrl_atari.trials.launch import Job, OnEnd, raise_failures, run_jobs
 from jaxrl_atari.trials.ray_jobs import check_cluster, run_jobs_on_ray
 from jaxrl_atari.trials.slots import ResourcesConfig, plan_slots
-from jaxrl_atari.trials.trial import described_for_jobs, session_jobs, with_init_digest
+from jaxrl_atari.trials.trial import config_to_resume, described_for_jobs, session_jobs, with_init_digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +96,7 @@ def parse_options(arguments: Sequence[str] | None) -> tuple[Options, SweepPlan, 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Trains the sessions that a suite or a sweep lacks, and shows, saves and draws its results."""
     options, plan, before = parse_options(arguments)
-    # Before the directory is made. If every session is refused later, `claim_run_dir` removes it again.
+    # Before the directory is made.
     for config in plan.settings.values():
         check_config(config)
     if options.address:
@@ -110,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_plan(directory, plan)
         if before is not None:
             say_changes("changed", changed_fields(before.config.to_dict(), plan.config.to_dict()))
-        resume = resume_command("suite", directory)
+        resume = command_line("suite", "--resume", directory)
         failures: dict[Path, UserError] = {}
 
         def save() -> None:
@@ -145,8 +144,7 @@ def unfinished_jobs(directory: Path, plan: SweepPlan) -> list[Job]:
     """
     jobs: list[Job] = []
     for number, (label, run_dir, config) in enumerate(plan.trials(directory)):
-        if held_kind(run_dir) == "run":
-            require_same_run(config, read_config(run_dir), run_dir)
+        config_to_resume(config, run_dir)  # refuses another run
         left = session_jobs(config, run_dir, label, number * config.sessions)
         if not left:
             say(f"{label}finished already")

@@ -1,8 +1,4 @@
-"""The launcher of this machine: `run_jobs` runs several jobs at a time.
-
-A job is a session of a trial (`train --resume RUN_DIR --session 0`) or a trial of a search. `ray_jobs.py` runs the
-same commands on a Ray cluster.
-"""
+"""The launcher of this machine: `run_jobs` runs several jobs at a time."""
 
 import contextlib
 import os
@@ -56,8 +52,6 @@ def run_jobs(
 
     Args:
         jobs: in the order in which they are started.
-        on_end: called for each job that has finished or failed.
-        slots: the devices.
         parallel: number of jobs at a time.
         keeps_output: see `JobProcess`.
 

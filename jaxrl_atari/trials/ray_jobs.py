@@ -50,11 +50,8 @@ def run_jobs_on_ray(
     """Runs jobs on a Ray cluster, as many at a time as there is room for. Ray prints their lines.
 
     Args:
-        jobs: in the order in which they are started.
-        on_end: called for each job that has finished or failed.
-        address: of the cluster.
-        devices: devices of the config.
-        resources: resources of each job.
+        jobs, on_end: as for `run_jobs`.
+        resources: those of each job.
 
     Raises:
         UserError: the cluster cannot be used, or a job needs more than any machine has.

@@ -57,7 +57,7 @@ class SlotPlan(NamedTuple):
         return self.parallel > 1 or bool(self.slots[0].variables)
 
 
-def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> SlotPlan:
+def plan_slots(config: Config, sessions: int, waiting: int) -> SlotPlan:
     """Plans where the sessions of a trial or suite are trained: on the GPUs in turn, or on the CPU.
 
     | the sessions train | in processes of their own | whose environment gets |
@@ -70,14 +70,14 @@ def plan_slots(config: Config, sessions: int, waiting: int | None = None) -> Slo
 
     Args:
         sessions: number of sessions in the trial or suite.
-        waiting: number of sessions that remain to be trained. None: all.
+        waiting: number of sessions that remain to be trained.
 
     Raises:
         ConfigError: the machine does not have the devices, or sessions that share a GPU would take more memory
             than it has.
     """
     slots, on_gpu = _slots(config.devices, sessions)
-    parallel = min(config.trial.parallel or len(slots), sessions if waiting is None else waiting)
+    parallel = min(config.trial.parallel or len(slots), waiting)
     if parallel == 1:
         return SlotPlan(slots, 1)
     jobs_on_gpu = math.ceil(parallel / len(slots)) if on_gpu else 0

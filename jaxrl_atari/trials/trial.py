@@ -38,8 +38,8 @@ from jaxrl_atari.runs.layout import (
     RESUME_FILE,
     STOPPED_FILE,
     TRIAL_SUMMARY_FILE,
+    command_line,
     held_kind,
-    resume_command,
     session_dirs,
     session_files,
     session_path,
@@ -102,8 +102,7 @@ def run_training(
     """
     if job_name():  # this process imports the script that has started it
         raise UserError("a session imports this script: call run_training under if __name__ == '__main__'")
-    # What can be refused without starting JAX is refused before a run directory is made. If every session is
-    # refused later, `claim_run_dir` removes the directory again.
+    # What can be refused without starting JAX is refused before a run directory is made.
     check_config(config)
     wanted = None if run_dir is None else Path(run_dir).expanduser()
     if wanted is None and config.devices.distributed:
@@ -250,7 +249,7 @@ def _summary_if_stopped(config: Config, run_dir: Path) -> Iterator[None]:
             write_json(run_dir / TRIAL_SUMMARY_FILE, read_run(run_dir).summary)
         text = "stopped; every session has finished"
         if unfinished_sessions(config, run_dir):
-            text = f"stopped; go on with {resume_command('train', run_dir)}"
+            text = f"stopped; go on with {command_line('train', '--resume', run_dir)}"
         raise type(interrupt)(text) from None
 
 
@@ -261,7 +260,7 @@ def _summarise_or_raise(config: Config, run_dir: Path, failures: Mapping[str, Us
         UserError: no session could begin or has a log point. Then there is no summary.
         SessionsFailed: sessions failed otherwise.
     """
-    resume = resume_command("train", run_dir)
+    resume = command_line("train", "--resume", run_dir)
     try:
         run = read_run(run_dir)
     except UserError:
@@ -384,7 +383,6 @@ def train_session(
             directory,
             session,
             label=name,
-            resume=True,
             writers=[WriterGroup([*writers, rule], {"session": session, "seed": config.seed + session})],
             on_first_update=after_first_update,
             stop_requested=lambda: request.requested or stop_requested(),

@@ -3,9 +3,7 @@
     python -m jaxrl_atari.verify RUN_DIR [--session all|N] [--sample N]
     python -m jaxrl_atari.verify RUN_DIR --retrain E
 
-The first form needs no GPU, no neural network and no random numbers of JAX. It plays the games of the log of
-actions again, compares every return and length, and recomputes every row of metrics.csv from them. docs/verify.md
-says what this shows and what it cannot show.
+docs/verify.md says what this shows and what it cannot show.
 """
 
 import contextlib

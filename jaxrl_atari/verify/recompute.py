@@ -27,7 +27,7 @@ from jaxrl_atari.runs.description import field_values
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, latest_env_steps
 from jaxrl_atari.runs.progress import EpisodeStatistics, return_ma_window
-from jaxrl_atari.runs.reading import logged_env_steps
+from jaxrl_atari.runs.reading import latest_meta
 from jaxrl_atari.runs.tables import read_table
 
 
@@ -47,7 +47,7 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
     saved = latest_env_steps(session_dir)
-    logged = logged_env_steps(session_dir)
+    logged = latest_meta(session_dir).get("logged_env_steps", 0)
     log = read_actions(session_dir)
     all_pieces = pieces(log)
     chosen = all_pieces
@@ -202,9 +202,12 @@ def check_games(config: Config, name: str, log: ActionLog, chosen: list[Piece]) 
         VerificationFailed: a game has another return or length; or as `replayed_games`.
     """
     games = 0
+    steps, envs = log.games[:, :2].T
     batches = [chosen[first : first + PIECES_AT_ONCE] for first in range(0, len(chosen), PIECES_AT_ONCE)]
     for batch in tracked(batches, f"{name}  batches played", len(batches)):
-        logged, played = logged_games(log, batch), replayed_games(config, log, batch)
+        inside = [(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch]
+        logged = {*map(tuple, log.games[np.any(inside, axis=0)].tolist())}
+        played = replayed_games(config, log, batch)
         if different := logged ^ played:
             first = min(different)
             side = "the log" if first in logged else "the replay"
@@ -215,13 +218,6 @@ def check_games(config: Config, name: str, log: ActionLog, chosen: list[Piece]) 
             )
         games += len(played)
     return games
-
-
-def logged_games(log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
-    """The games of the log that ended in these pieces: step, environment, return, length."""
-    steps, envs = log.games[:, :2].T
-    here = np.any([(envs == piece.env) & (piece.start <= steps) & (steps < piece.end) for piece in batch], axis=0)
-    return {*map(tuple, log.games[here].tolist())}
 
 
 def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tuple[float, ...]]:
@@ -239,7 +235,7 @@ def replayed_games(config: Config, log: ActionLog, batch: list[Piece]) -> set[tu
             raise VerificationFailed(f"the actions cannot be played: the game has no action {log.actions.max()}")
         actions = [log.actions[piece.start : piece.end, piece.env] for piece in batch]
         seeds = np.array([piece.seed for piece in batch])
-        for remaining, _, step in play_again(pool, pool.reset(), seeds, actions):
+        for remaining, step in play_again(pool, pool.reset(), seeds, actions):
             reached = [piece.end - remaining for piece in batch]
             for game in counter.count(step):
                 piece = batch[game.env]

@@ -1,10 +1,4 @@
-"""Training a part of a session again, from a kept checkpoint to the next one.
-
-The log of actions shows what was played, but not that the parameters of the network chose it. Where a resumed
-session repeats an uninterrupted one bit for bit, training from one checkpoint must arrive at the next one, whose
-meta has the digests of its arrays. Where a known cause may give honest training other bits, a `UserError` names
-it, and `VerificationFailed` is not raised.
-"""
+"""Training a part of a session again, from a kept checkpoint to the next one (docs/verify.md)."""
 
 import shutil
 import tempfile
@@ -86,7 +80,7 @@ def _train_again(config: Config, session_dir: Path, start: int, target: dict[str
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, session_dir.name)
         shutil.copytree(checkpoint_path(session_dir, start), checkpoint_path(copy, start))
-        with open_session(config, copy, session_number(session_dir), resume=True) as session:
+        with open_session(config, copy, session_number(session_dir)) as session:
             # Most commits change no number: the revision is named only if the bits differ.
             here = session.provenance | {"git_revision": None}
             if changed := changed_fields(target["provenance"] | {"git_revision": None}, here):

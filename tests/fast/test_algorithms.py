@@ -134,7 +134,9 @@ def test_one_device_and_two_compute_the_same():
     found = []
     for devices, rollouts in ((jax.devices("cpu")[:1], [whole]), (jax.devices("cpu")[:2], halves)):
         parallel = DataParallel(devices)
-        state, *others = map(parallel.replicate, (first, config, key))
+        state, *others = map(
+            parallel.replicate, (jax.tree.map(jnp.copy, first), config, key)
+        )  # it consumes the state
         new = parallel.compile(step)(state, parallel.assemble(rollouts), others[0], key=others[1])
         found += [parallel.local_part(new, index) for index in range(len(devices))]
     (one, one_metrics), (two, two_metrics), (second_device, _) = jax.device_get(found)

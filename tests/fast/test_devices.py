@@ -10,7 +10,7 @@ from jaxrl_atari.cli import device_report
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.devices import pick_device, place
 from jaxrl_atari.errors import ConfigError, UserError
-from jaxrl_atari.hardware.choice import consecutive_blocks, divide_gpus
+from jaxrl_atari.hardware.choice import divide_gpus
 from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import memory_fraction
 
@@ -175,7 +175,6 @@ def blocks(**devices):
 
 
 def test_sessions_cycle_through_the_gpus(gpus, monkeypatch):
-    assert consecutive_blocks(8, 3, 6) == [(6, 7, 0), (1, 2, 3)]
     assert blocks() == [(0,), (1,), (2,), (3,)]
     assert blocks(data_parallel=2) == [(0, 1), (2, 3)]
     assert blocks(data_parallel="all") == blocks(distributed=True) == [(0, 1, 2, 3)]

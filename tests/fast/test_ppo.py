@@ -1,6 +1,7 @@
 """`ppo.py` against `reference.py`, golden numbers and what must not matter."""
 
 from functools import cache, partial
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import reference
 from originals.rollouts import SHAPES
 from small_networks import nature_in_float64
 
-from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, Shard
+from jaxrl_atari.algorithm import ONE_DEVICE, Mean, Minibatch, Rollout, Shard
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import NetworkConfig, PPOConfig
 from jaxrl_atari.errors import InterfaceError
@@ -18,7 +19,7 @@ from jaxrl_atari.frames import BLOCKED, PLAIN, as_frames
 from jaxrl_atari.networks import Observation, Outputs, make_network
 from jaxrl_atari.ppo import PPO, Samples, gae, log_prob_of, ppo_loss, ppo_loss_of_outputs
 from jaxrl_atari.rollout import sample_action
-from jaxrl_atari.update import current_options, init_train_state, minibatch_indices, observe, update
+from jaxrl_atari.update import current_options, draw_minibatches, init_train_state, observe, update
 
 HYPER = {
     "learning_rate": 2.5e-4, "gamma": 0.99, "gae_lambda": 0.9,
@@ -244,6 +245,15 @@ def jitted_update(apply):
 KEY = jax.random.key(3)
 
 
+def minibatches(key, *, rollout_length, num_envs, epochs, size, shard=ONE_DEVICE, uniform=False):
+    """`draw_minibatches` for one device of `shard`, with `num_envs` environments and minibatches of `size`."""
+    rollout = SimpleNamespace(action=np.zeros((rollout_length, num_envs)), carry=())
+    options = PPOConfig(
+        epochs=epochs, minibatch_size=size * shard.count, minibatches="uniform" if uniform else "stratified"
+    )
+    return np.asarray(draw_minibatches(key, rollout, options, shard))
+
+
 def run_update(rollout, params, config, conv="auto"):
     """The new state and the metrics of an update of a rollout in NumPy."""
     arrays = shipped(rollout, network(conv).frame_shape)
@@ -274,15 +284,8 @@ def test_a_whole_update(conv, seed, changes):
     """
     config = small_config(**changes)
     uniform = config.minibatches == "uniform"
-    indices = np.asarray(
-        minibatch_indices(
-            KEY,
-            rollout_length=4,
-            num_envs=4,
-            epochs=config.epochs,
-            minibatch_size=config.minibatch_size,
-            uniform=uniform,
-        )
+    indices = minibatches(
+        KEY, rollout_length=4, num_envs=4, epochs=config.epochs, size=config.minibatch_size, uniform=uniform
     )
     switches = {
         name: getattr(config, name) for name in ("normalize_advantages", "clip_value_loss", "unbiased_std")
@@ -437,8 +440,8 @@ def test_an_action_that_is_ruled_out_is_as_if_it_were_not_there():
 
 @pytest.mark.parametrize(("num_envs", "size", "strata"), [(8, 16, 8), (6, 16, 2), (1, 4, 1)])
 def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, strata):
-    draw = partial(minibatch_indices, rollout_length=16, num_envs=num_envs, epochs=3, minibatch_size=size)
-    indices = np.asarray(draw(jax.random.key(10)))
+    draw = partial(minibatches, rollout_length=16, num_envs=num_envs, epochs=3, size=size)
+    indices = draw(jax.random.key(10))
     samples = 16 * num_envs
     assert indices.shape == (3 * samples // size, size)
     np.testing.assert_array_equal(np.sort(indices.reshape(3, samples)), np.tile(np.arange(samples), (3, 1)))
@@ -453,8 +456,7 @@ def test_every_epoch_is_a_fresh_permutation_of_the_samples(num_envs, size, strat
 
 def test_uniform_minibatches_are_permutations_of_the_rollout():
     """Every sample once an epoch; how many of each environment is left to chance."""
-    size = {"rollout_length": 16, "num_envs": 8, "epochs": 3, "minibatch_size": 16}
-    indices = np.asarray(minibatch_indices(jax.random.key(10), **size, uniform=True))
+    indices = minibatches(jax.random.key(10), rollout_length=16, num_envs=8, epochs=3, size=16, uniform=True)
     np.testing.assert_array_equal(np.sort(indices.reshape(3, 128)), np.tile(np.arange(128), (3, 1)))
     counts = np.apply_along_axis(np.bincount, 1, indices % 8, minlength=8)
     # Hypergeometric, 16 of 128 of which 16 are an environment's: variance 16 (1/8) (7/8) (112/127).
@@ -463,17 +465,9 @@ def test_uniform_minibatches_are_permutations_of_the_rollout():
 
 def test_devices_draw_their_parts_of_the_same_minibatches():
     """Two devices with four of eight environments each draw what one device with all eight draws."""
-    whole = np.asarray(
-        minibatch_indices(jax.random.key(4), rollout_length=16, num_envs=8, epochs=2, minibatch_size=32)
-    )
-    parts = [
-        np.asarray(
-            minibatch_indices(
-                jax.random.key(4), rollout_length=16, num_envs=4, epochs=2, minibatch_size=16, shard=Shard(i, 2)
-            )
-        )
-        for i in range(2)
-    ]
+    draw = partial(minibatches, jax.random.key(4), rollout_length=16, epochs=2)
+    whole = draw(num_envs=8, size=32)
+    parts = [draw(num_envs=4, size=16, shard=Shard(i, 2)) for i in range(2)]
     for row, *shards in zip(whole, *parts, strict=True):
         there = {(t, b + 4 * i) for i, shard in enumerate(shards) for t, b in zip(*divmod(shard, 4), strict=True)}
         assert there == set(zip(*divmod(row, 8), strict=True))

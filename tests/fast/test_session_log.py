@@ -41,7 +41,7 @@ def test_sps_and_shares_of_the_time(monkeypatch):
         clock.now = max(clock.now, end) + 1.0  # acting waits for the parameters
         end = clock.now + 2.0
         progress.count(300, [], 16)
-        log.after_update(lambda end=end: wait_until(end), 1e-3, (0.75, 0.25))
+        log.after_update(lambda end=end: wait_until(end), 1e-3, (0.75, 0.25), {})
     log.read_newest()
     log.last_point(1e-3)
     # The last point is of one rollout, and of two updates: it waits for the newest.
@@ -56,6 +56,6 @@ def test_sps_and_shares_of_the_time(monkeypatch):
 def test_a_metric_that_has_the_name_of_a_column_is_refused():
     for name in ("updates", "sps", "cpu_percent"):
         log = session_log(Lines(), 1000, Progress({}))
-        log.after_update(lambda name=name: {"loss": 1.0, name: 2.0}, 1e-3, (0.0, 0.0))
+        log.after_update(lambda name=name: {"loss": 1.0, name: 2.0}, 1e-3, (0.0, 0.0), {})
         with pytest.raises(InterfaceError, match=f"metric = '{name}': expected another name"):
             log.read_newest()

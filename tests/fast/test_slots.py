@@ -43,6 +43,6 @@ def test_sessions_side_by_side_share_the_emulator_threads_unless_the_user_has_ch
     if chosen is not None:
         monkeypatch.setenv(THREADS_VARIABLE, chosen)
     config = Config(sessions=2, devices=DevicesConfig(gpu=False), trial=TrialConfig(parallel=2))
-    for name, value in plan_slots(config, 2).slots[0].variables.items():
+    for name, value in plan_slots(config, 2, 2).slots[0].variables.items():
         monkeypatch.setenv(name, value)
     assert process_threads() == threads

@@ -33,7 +33,7 @@ def train(config, session_dir, stops=(), later=None):
     """Trains to the end, stopped before the given rollouts; from the first resume on with another config."""
     for rollout in (*stops, math.inf):
         try:
-            run_session(config, session_dir, resume=True, stop_requested=stop_before(rollout))
+            run_session(config, session_dir, stop_requested=stop_before(rollout))
         except KeyboardInterrupt:
             config = later or config
     return session_dir
@@ -115,7 +115,7 @@ def test_kills_at_random_moments_change_nothing(tmp_path, environment):
     code = (
         "import sys; from pathlib import Path; from jaxrl_atari.runs.description import read_config; "
         "from jaxrl_atari.session import run_session; run_dir = Path(sys.argv[1]); "
-        "run_session(read_config(run_dir), run_dir / 'session_0', resume=True)"
+        "run_session(read_config(run_dir), run_dir / 'session_0')"
     )
     for _ in range(KILLS):
         before = checkpoint_env_steps(session_dir)
@@ -155,6 +155,6 @@ def test_games_that_do_not_play_again_as_they_were_are_not_continued(damage, sto
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)
     lines = Lines()
-    with open_session(OVERLAP, tmp_path / "session_0", resume=True, writers=[lines]) as run:
+    with open_session(OVERLAP, tmp_path / "session_0", writers=[lines]) as run:
         assert run.environments.groups[0][0].cut_segment()[0].anchor_step.tolist() == [meta["steps"]] * 4
     assert "".join(lines.messages).count("new games are started (") == 1

@@ -24,7 +24,7 @@ def stopped(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("run") / "tiny"
     for rollout in (4, 100):
         with contextlib.suppress(KeyboardInterrupt):
-            run_session(CONFIG, run_dir / "session_0", resume=True, stop_requested=stop_before(rollout))
+            run_session(CONFIG, run_dir / "session_0", stop_requested=stop_before(rollout))
     write_json(run_dir / "config.json", {"config": CONFIG.to_dict()})
     return run_dir
 

@@ -57,7 +57,7 @@ def test_what_is_not_finite_is_not_saved(overlap, copied):
         log={"checkpoint_every_env_steps": 10**6},
     )
     with pytest.raises(NonFiniteError, match=r"training stopped at .* goes on from the last checkpoint"):
-        run_session(wild, copied, resume=True)
+        run_session(wild, copied)
     assert checkpoint_env_steps(copied) == before
     with pytest.raises(NonFiniteError, match=r"or ppo\.max_grad_norm$"):
         run_session(wild, copied.with_name("session_1"))
@@ -65,7 +65,7 @@ def test_what_is_not_finite_is_not_saved(overlap, copied):
 
 def test_parameters_that_the_last_gradient_step_has_ruined_are_not_saved(copied):
     """The metrics of its update do not show it."""
-    with open_session(LARGER, copied, resume=True) as run:
+    with open_session(LARGER, copied) as run:
         state = run.learner.state
         run.learner._state = state.replace(params=jax.tree.map(lambda x: x + math.inf, state.params))
         with pytest.raises(NonFiniteError, match="parameter_norm = "):
@@ -107,10 +107,10 @@ def test_stops_during_the_last_two_evaluations(session_dir):
     evaluations = session_dir / "evaluations.csv"
     config = change(config, evaluation={"every_env_steps": 128, "episodes": 1})
     with pytest.raises(KeyboardInterrupt):
-        run_session(config, session_dir, resume=True, stop_requested=evaluations.is_file)
+        run_session(config, session_dir, stop_requested=evaluations.is_file)
     assert [row["env_steps"] for row in read_table(evaluations)] == [first]
     assert not is_finished(config, session_dir)
-    run_session(config, session_dir, resume=True)
+    run_session(config, session_dir)
     assert [row["env_steps"] for row in read_table(evaluations)] == [first, last]
     assert is_finished(config, session_dir)
 
@@ -124,7 +124,7 @@ def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(c
         return sum(array.nbytes for array in jax.live_arrays())
 
     before = live_bytes()
-    with open_session(LARGER, copied, resume=True) as run:
+    with open_session(LARGER, copied) as run:
         held = live_bytes() - before
         state = sum(array.nbytes for array in jax.tree.leaves(run.learner.state))
     assert state > 10e6
@@ -135,7 +135,7 @@ def test_where_games_cannot_go_on_new_ones_are_started(copied, capsys):
     """With another number of environments, say."""
     at = latest_meta(copied)["env_steps"]
     logged = read_table(copied / "metrics.csv")
-    run_session(change(LARGER, env={"num_envs": 8}), copied, resume=True)
+    run_session(change(LARGER, env={"num_envs": 8}), copied)
     out = capsys.readouterr().out
     assert "new games are started (env.num_envs 4 -> 8)\n" in out
     assert f"resumed at {at} env steps" in out
@@ -154,7 +154,7 @@ def test_keys_do_not_depend_on_the_environment(copied):
     )
     in_a_process(code, other := copied.with_name("session_1"), JAX_DEFAULT_PRNG_IMPL="rbg")
     assert latest_meta(other)["checksums"] == latest_meta(copied)["checksums"]
-    run_session(LARGER, other, resume=True)
+    run_session(LARGER, other)
 
 
 def test_whether_a_session_is_finished_is_known_without_starting_jax(copied):

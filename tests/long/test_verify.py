@@ -24,7 +24,7 @@ def stopped(tmp_path_factory):
     write_json(run_dir / "config.json", {"config": CONFIG.to_dict(), "versions": {}})
     for rollout in (5, 6, 100):
         with contextlib.suppress(KeyboardInterrupt):
-            run_session(CONFIG, run_dir / "session_0", resume=True, stop_requested=stop_before(rollout))
+            run_session(CONFIG, run_dir / "session_0", stop_requested=stop_before(rollout))
     return run_dir
 
 
@@ -126,7 +126,7 @@ def test_new_games_and_other_rollouts_after_a_resume(tmp_path, capsys):
     meta = latest_meta(session_dir)
     assert (meta["steps"], meta["statistics"]["lengths"]) == (32, [32] * 4)
     edit_meta(session_dir, meta["env_steps"], items={})
-    run_session(change(config, ppo={"rollout_length": 8}), session_dir, resume=True)
+    run_session(change(config, ppo={"rollout_length": 8}), session_dir)
     assert verify_status(capsys, tmp_path)[0] == 0
 
 

@@ -67,7 +67,7 @@ def test_what_cannot_be_exported_is_one_line_and_writes_nothing(policy, trained,
     run_dir = trained("plain")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with pytest.raises(UserError, match=r"--output .*full: exists already"):
+    with pytest.raises(UserError, match=r"full: exists already"):
         main([str(run_dir), "--output", str(tmp_path / "full")])
 
     edited = onnx_model.NATURE.replace("features = Relu (dense)", "features = Abs (dense)")

@@ -91,7 +91,7 @@ def test_a_push_of_the_latest_checkpoints_can_be_resumed(server, run_dir, tmp_pa
     pushed = {f"session_{session}/checkpoints/{step}" for session, step in enumerate(before)}
     assert checkpoints(server.repos["user/breakout"]) == pushed
     config = replace(read_config(back), total_env_steps=2 * BUDGET)
-    run_session(config, back / "session_1", 1, resume=True)
+    run_session(config, back / "session_1", 1)
     assert load_policy(back, "latest", session=1).env_steps > BUDGET + 128
 
 

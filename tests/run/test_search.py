@@ -39,7 +39,7 @@ def test_a_trial_that_asha_stops_trains_no_further(tmp_path):
     for number in range(2):  # two trials beyond its reach
         writer = StudyWriter(start_trial(tmp_path, search, number), config)
         writer.write({"env_steps": 192, "return_ma": 1e6 + number, "return_mean": 1e6})
-    train_trial(tmp_path / "trial_2")
+    train_trial(tmp_path, 2)
     row = results(tmp_path)["2"]
     assert row["status"] == "stopped by ASHA"
     assert 192 <= int(row["env_steps"]) == checkpoint_env_steps(tmp_path / "trial_2/session_0")[-1] < 2048
@@ -50,7 +50,7 @@ def test_a_trial_without_a_finished_game_has_one_status(tmp_path):
     """In Optuna's journal and in the table. It has spent its budget, so it does not run again."""
     config = dataclasses.replace(TINY, total_env_steps=64)  # 16 steps in each environment; games last 32
     search = new_search(tmp_path, config, trials=1, early_stopping="none")
-    train_trial(tmp_path / "trial_0")
+    train_trial(tmp_path, 0)
     (trial,) = open_study(tmp_path, search).trials
     status = results(tmp_path)["0"]["status"]
     assert (trial.state, status) == (TrialState.FAIL, "failed: no game ended within the budget")
