@@ -14,9 +14,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from small_training import TINY, change
 
 from jaxrl_atari import load_policy, run_training
-from jaxrl_atari.config import Config, DevicesConfig, EnvConfig, LogConfig, NetworkConfig, PPOConfig
 
 PINNED = Path(__file__).with_name("bits.json")
 NETWORKS = ("nature", "impala", "nature_lstm")
@@ -34,18 +34,17 @@ def machine() -> str:
 
 def digest(network: str) -> str:
     """SHA-256 of all parameters of a network after three updates."""
-    config = Config(
+    config = change(
+        TINY,
         total_env_steps=3 * 8 * 32,
-        env=EnvConfig(game="Breakout", num_envs=8),
-        ppo=PPOConfig(rollout_length=32, minibatch_size=64, epochs=2),
-        network=NetworkConfig(name=network, compute_dtype="float32"),
-        devices=DevicesConfig(gpu=False),
-        log=LogConfig(graphs=False, tensorboard=False),
+        env={"num_envs": 8, "max_frames": None},
+        ppo={"rollout_length": 32, "minibatch_size": 64, "epochs": 2},
+        network={"name": network, "compute_dtype": "float32"},
     )
     with tempfile.TemporaryDirectory() as folder:
         with open(f"{folder}/output.txt", "w") as output, contextlib.redirect_stdout(output):
             run_training(config, f"{folder}/{network}")
-        params = load_policy(f"{folder}/{network}", device=jax.devices("cpu")[0]).params
+        params = load_policy(f"{folder}/{network}", "latest", device=jax.devices("cpu")[0]).params
     arrays = sorted(hashlib.sha256(np.asarray(leaf).tobytes()).digest() for leaf in jax.tree.leaves(params))
     return hashlib.sha256(b"".join(arrays)).hexdigest()[:16]
 

@@ -19,14 +19,14 @@ def group_of(pool, network, first_env=0, rules=PROTOCOLS["v5"]):
     return EnvGroup(pool, network, device=cpu, rules=rules, first_env=first_env)
 
 
-def games_while_learning(pool, network, config, updates, algorithm=PPO, first_seed=0, seed=1):
+def games_while_learning(pool, network, config, updates, algorithm=PPO, first_seed=0):
     """Yields the games of each rollout, while a network of `small_networks` learns from them."""
     params, functions = make(network, pool.num_actions, first_seed)
     state = init_train_state(params, config, algorithm, jax.random.key(first_seed))
     learn = jax.jit(partial(update, apply=functions.apply, algorithm=algorithm), donate_argnums=0)
     group = group_of(pool, functions)
     for number in range(updates):
-        act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(seed), number))
+        act_key, update_key = jax.random.split(jax.random.fold_in(jax.random.key(1), number))
         played = collect([[group]], [state.params], act_key, config.rollout_length)
         state, _ = learn(state, played.rollouts[0], config, update_key)
         yield played.games

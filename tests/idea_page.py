@@ -1,12 +1,9 @@
 """What docs/idea.md tells a user to write and to run."""
 
-import csv
 import re
 import shlex
-import subprocess
-import sys
 
-from user_commands import ROOT, user_environment
+from user_commands import ROOT, python
 
 PAGE = (ROOT / "docs" / "idea.md").read_text()
 IDEA = "import jax\nimport jax.numpy as jnp\n\nfrom jaxrl_atari import PPO"
@@ -41,17 +38,10 @@ def write_files(folder):
 
 def run(folder, command, *options):
     """A command in a process."""
-    return subprocess.run(
-        [sys.executable, "-m", f"jaxrl_atari.{command}", *options],
-        cwd=folder, env=user_environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True,
-    )  # fmt: skip
+    return python("-m", f"jaxrl_atari.{command}", *options, cwd=folder)
 
 
 def train(folder, command, *options):
     """A small training with the words of one of the page's commands."""
     ended = run(folder, "train", "--config", *shlex.split(command), *SMALL, *options)
     assert ended.returncode == 0, ended.stderr
-
-
-def rows(run_dir, session=0):
-    return list(csv.DictReader((run_dir / f"session_{session}" / "metrics.csv").read_text().splitlines()))

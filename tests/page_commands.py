@@ -2,26 +2,24 @@
 
 import re
 import shlex
-from pathlib import Path
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+from user_commands import ROOT
+
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")])
 
 FENCE = re.compile(r"^```([a-z]*)[^\n]*\n(.*?)^```", re.M | re.S)
 INDENTED = re.compile(r"^(?:    .*\n)+", re.M)
 INLINE = re.compile(r"`(python -m jaxrl_atari[^`]*)`")
-COMMAND = re.compile(r"((?:[A-Z_]+=\S+ )*)python -m jaxrl_atari\.([\w.]+)(.*)")
+COMMAND = re.compile(r"python -m jaxrl_atari\.([\w.]+)(.*)")
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)")
 
 
 class Case(NamedTuple):
-    """A command of a page: `VARIABLES python -m jaxrl_atari.MODULE WORDS`."""
+    """A command of a page: `python -m jaxrl_atari.MODULE WORDS`."""
 
     module: str
     words: tuple[str, ...]
-    error: str  # the line that the page shows after the command; "" if the command succeeds
-    variables: tuple[str, ...] = ()
 
 
 def text(page):
@@ -34,11 +32,10 @@ def command_lines(page):
     lines = INLINE.findall(FENCE.sub("", text(page)))
     for block in blocks:
         lines += block.replace("\\\n", " ").splitlines()
-    for line, following in zip(lines, [*lines, ""][1:], strict=True):
-        for variables, module, rest in COMMAND.findall(line.partition(" | ")[0]):
+    for line in lines:
+        for module, rest in COMMAND.findall(line.partition(" | ")[0]):
             words = shlex.split(re.sub(r"[\[\]]|\.\.\.(?=\s|$)", " ", rest.replace("|", " ")), comments=True)
-            error = following if following.startswith("error:") else ""
-            yield Case(module, tuple(words), error, tuple(variables.split()))
+            yield Case(module, tuple(words))
 
 
 def examples(page):
@@ -53,5 +50,4 @@ def examples(page):
             yield case._replace(words=tuple(words))
 
 
-CASES = {f"{page.name}-{' '.join([case.module, *case.words])}{' (error)' if case.error else ''}": case
-         for page in PAGES for case in examples(page)}  # fmt: skip
+CASES = {f"{page.name}-{' '.join([case.module, *case.words])}": case for page in PAGES for case in examples(page)}

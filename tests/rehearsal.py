@@ -11,6 +11,8 @@ import time
 import psutil
 from user_commands import ROOT, still_running
 
+from jaxrl_atari.runs.layout import checkpoint_env_steps, latest_env_steps
+
 INTERRUPTED = 130
 
 CONFIG = """
@@ -63,12 +65,11 @@ class Train:
 
     def steps(self):
         """Env steps of the complete checkpoints."""
-        folder = self.run_dir / "session_0" / "checkpoints"
-        return sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
+        return checkpoint_env_steps(self.run_dir / "session_0")
 
     def last(self):
         """Env steps of the latest checkpoint; 0 if there is none."""
-        return max(self.steps(), default=0)
+        return latest_env_steps(self.run_dir / "session_0")
 
     def logged(self):
         """Env steps of the whole rows of metrics.csv; a kill may cut the last one short."""
@@ -83,19 +84,19 @@ class Train:
             assert time.monotonic() < end
             time.sleep(0.05)
 
-    def continues(self, *options, **how):
+    def continues(self, *options):
         """The same command line loses nothing and finishes; once more, it does nothing."""
         before = self.last()
         total = max(1_000, before + 100)
         options = [*options, "--total-env-steps", total]
-        status, output = self.run(*options, **how)
+        status, output = self.run(*options)
         assert status == 0, output
         assert "damaged" not in output
         assert not before or f"resumed at {before:,} env steps" in output, output
         assert self.last() > total - 20
         assert self.logged() == sorted(set(self.logged()))
         assert json.loads((self.run_dir / "trial.json").read_text())["complete"]
-        status, output = self.run(*options, **how)
+        status, output = self.run(*options)
         assert (status, "finished already" in output) == (0, True), output
 
 

@@ -10,9 +10,6 @@ from jaxrl_atari.config import Config
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.files import write_json
 
-FEW_COLUMNS = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
-"""Enough for a score and the graphs of returns."""
-
 
 def table(return_mean, env_steps=None, **columns):
     """A session's table with the given returns: a log point every 100 env steps and 4 optimiser steps."""
@@ -31,6 +28,12 @@ def table(return_mean, env_steps=None, **columns):
         ],
     }
     return {name: np.asarray(column, float) for name, column in (filled | columns).items()}
+
+
+def short(*returns, **columns):
+    """A table without the columns of the small panels, which take long to draw: enough for a score."""
+    few = ("env_steps", "optimizer_steps", "wall_seconds", "episodes", "return_mean", "return_ma")
+    return {name: column for name, column in table(returns).items() if name in few} | columns
 
 
 def write_metrics(session_dir, columns):
@@ -59,7 +62,7 @@ def write_checkpoint(session_dir, env_steps):
     write_json(folder / "meta" / "metadata", meta | {"checksum": meta_digest(meta)})
 
 
-def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=400, name="trial"):
+def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=400, name="trial", **described):
     for index, columns in enumerate(tables):
         write_metrics(run_dir / f"session_{index}", columns)
     config = {
@@ -70,14 +73,7 @@ def write_run(run_dir, tables, game="Qbert", protocol="auto", total_env_steps=40
         "env": {"game": game, "protocol": protocol, "num_envs": 2},
         "ppo": {"rollout_length": 8, "minibatch_size": 16},
     }
-    (run_dir / "config.json").write_text(json.dumps({"config": config, "versions": {}}))
-    return run_dir
-
-
-def describe(run_dir, **values):
-    """Adds values to a run's config.json."""
-    path = run_dir / "config.json"
-    write_json(path, json.loads(path.read_text()) | values)
+    write_json(run_dir / "config.json", {"config": config, "versions": {}} | described)
     return run_dir
 
 

@@ -1,12 +1,9 @@
 """Small sessions on the real emulator, and what they leave behind."""
 
-import csv
 import itertools
 import json
 from dataclasses import replace
 from importlib.machinery import ModuleSpec
-
-import jax
 
 from jaxrl_atari import learner
 from jaxrl_atari.algorithm import find_algorithm, resolved_options
@@ -54,18 +51,11 @@ KINDS = {
 """The runs of the fixture `trained`."""
 
 
-def first_arrays(config, num_actions, device):
+def first_arrays(config, num_actions, device=None):
     """`learner.first_arrays` of a config, with seed 0."""
     algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
     network = make_network(config.network, num_actions, "cpu")
     return learner.first_arrays(network, algorithm, options, seed=0, device=device)
-
-
-def abstract_arrays(config, num_actions):
-    """`learner.abstract_arrays` of a config, on a CPU."""
-    algorithm, options = find_algorithm(config.algorithm), resolved_options(config)
-    network = make_network(config.network, num_actions, "cpu")
-    return learner.abstract_arrays(network, algorithm, options, device=jax.devices("cpu")[0])
 
 
 def stop_before(rollout):
@@ -121,10 +111,9 @@ class Lines(Writer):
         self.evaluations.append(row)
 
 
-def read_table(path):
-    """The rows of a CSV file: column -> text."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def contents(folder):
+    """The files of a folder: name -> content."""
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def latest_meta(session_dir):
@@ -144,3 +133,10 @@ def flip_bit(path, at=0.5):
     content = bytearray(path.read_bytes())
     content[int(at * (len(content) - 1))] ^= 4
     path.write_bytes(content)
+
+
+def flip_all(session_dir, step, item):
+    """Flips a bit of every array of an item of a checkpoint."""
+    for path in (session_dir / "checkpoints" / str(step) / item).rglob("[0-9]*"):
+        if path.is_file():
+            flip_bit(path)

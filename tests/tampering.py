@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from small_training import abstract_arrays, edit_meta
+from small_training import edit_meta, first_arrays
 
 from jaxrl_atari import cli
 from jaxrl_atari.runs.actions import segments
@@ -61,7 +61,7 @@ def change_a_weight(session_dir, config):
     start = checkpoints.env_steps()[0]
     checkpoint = checkpoints.read(start)
     meta = checkpoint.meta
-    arrays = checkpoint.to_devices("arrays", abstract_arrays(config, meta["num_actions"]))
+    arrays = checkpoint.to_devices("arrays", first_arrays(config, meta["num_actions"]))
     kernel = np.array(arrays["train_state"].params["dense"]["kernel"])
     kernel[100, 100] += 1e-3
     params = {**arrays["train_state"].params, "dense": {**arrays["train_state"].params["dense"], "kernel": kernel}}

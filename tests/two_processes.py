@@ -1,9 +1,6 @@
 """A command in two processes that learn one session together (`devices.distributed`)."""
 
-import subprocess
-import sys
-
-from user_commands import ROOT, free_address, user_environment
+from user_commands import free_address, start
 
 TINY = [
     "-m", "jaxrl_atari.train", "--total-env-steps", 256, "--env.game", "Breakout", "--env.num-envs", 4,
@@ -18,13 +15,6 @@ def distributed(coordinator, index, count=2):
     """The options of one process of several."""
     return ["--devices.distributed", "--devices.coordinator", coordinator, "--devices.num-processes", count,
             "--devices.process-index", index]  # fmt: skip
-
-
-def start(arguments, **variables):
-    return subprocess.Popen(
-        [sys.executable, *map(str, arguments)],
-        env=user_environment(**variables), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
 
 
 def output_of_both(children, status=0):

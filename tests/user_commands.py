@@ -1,6 +1,5 @@
 """The commands as a user runs them: in processes, and in the environment of a user's shell."""
 
-import importlib.util
 import os
 import runpy
 import socket
@@ -12,7 +11,6 @@ from pathlib import Path
 from unittest import mock
 
 import psutil
-import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,11 +28,19 @@ def user_environment(**more):
     return kept | {"PYTHONPATH": path} | cache | more
 
 
-def python(*arguments, timeout=240, **variables):
-    """Runs Python in this checkout as a user's shell does, with these variables added."""
+def python(*arguments, cwd=ROOT, **variables):
+    """Runs Python as a user's shell does, with these variables added."""
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
-        env=user_environment(**variables), cwd=ROOT, capture_output=True, text=True, timeout=timeout,
+        env=user_environment(**variables), cwd=cwd, capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+
+
+def start(arguments, **variables):
+    """Starts Python in this checkout as a user's shell does; one pipe has all that it prints."""
+    return subprocess.Popen(
+        [sys.executable, *map(str, arguments)],
+        env=user_environment(**variables), cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
 
 
@@ -77,11 +83,3 @@ def free_address():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
-
-
-def skip_without_extra(module: str) -> None:
-    """Skips a test of a command whose extra is not installed."""
-    extra = module.removeprefix("jaxrl_atari.").split(".")[0]
-    package = {"search": "optuna", "hub": "huggingface_hub", "export": "onnxruntime"}.get(extra)
-    if package and importlib.util.find_spec(package) is None:
-        pytest.skip(f"pip install 'jaxrl_atari[{extra}]'")

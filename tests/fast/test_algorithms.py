@@ -48,12 +48,6 @@ def arguments(algorithm, network=FeedForward):
     return (state, collected(network), config, KEY), partial(update, apply=made.apply, algorithm=algorithm)
 
 
-def updated(algorithm):
-    """The state and the metrics after an update."""
-    given, function = arguments(algorithm)
-    return jax.jit(function)(*given)
-
-
 @pytest.mark.parametrize(("name", "network"), [("rnd", FeedForward), ("vtrace", Recurrent)])
 def test_every_algorithm_moves_every_parameter(name, network):
     (before, *others), function = arguments(find_algorithm(name), network)
@@ -179,7 +173,8 @@ def test_a_metric_may_be_a_number_of_any_type():
         value, metrics = ppo_loss(*given)
         return value.astype(jnp.bfloat16), metrics | numbers
 
-    _, metrics = updated(PPO._replace(prepare=prepare, loss=loss))
+    given, function = arguments(PPO._replace(prepare=prepare, loss=loss))
+    _, metrics = jax.jit(function)(*given)
     for name, expected in {"samples": 3.0, "positive": 1.0, "short": 1.0078125}.items():
         assert metrics[name] == metrics[f"{name} before"] == expected
     assert all(metric.dtype == jnp.float32 for metric in metrics.values())
@@ -203,15 +198,6 @@ def of_prepare(change):
     return PPO._replace(prepare=lambda *given: change(*ppo_prepare(*given)))
 
 
-def of_outputs(change):
-    """The loss of PPO for changed outputs of the network."""
-
-    def loss(params, apply, batch, options):
-        return ppo_loss_of_outputs(change(apply(params, batch.observation)), batch, options)
-
-    return PPO._replace(loss=loss)
-
-
 def inject(options):
     rate = optax.inject_hyperparams(optax.adam)(options.learning_rate)
     return optax.chain(optax.clip_by_global_norm(1.0), rate)
@@ -230,7 +216,6 @@ def inject(options):
             of_prepare(lambda state, samples, metrics: (state.replace(extra=jnp.zeros(3)), samples, metrics)),
             id="arrays of the state that a checkpoint would not have",
         ),
-        pytest.param(of_outputs(lambda x: x._replace(value=x.value[:, None])), id="a value [N, 1]"),
         pytest.param(PPO._replace(optimizer=inject), id="an optimiser that keeps the first learning rate"),
     ],
 )

@@ -103,15 +103,12 @@ def test_a_refusal_is_one_line_that_names_the_value_and_nothing_is_written(tmp_p
 
 def test_values_are_read_as_people_write_them():
     line = "--total-env-steps 1e6 --ppo.learning-rate 1e-4 --ppo.target-kl None --env.noop-max 1_0 --log.no-graphs"
-    line += " --devices.gpu 0"
+    line += " --devices.gpu 0 --env.clip-rewards false"
     config = train.parse_options(line.split()).config
     assert (config.total_env_steps, config.ppo.learning_rate, config.ppo.target_kl) == (1_000_000, 1e-4, None)
-    assert (config.env.noop_max, config.log.graphs) == (10, False)
+    assert (config.env.noop_max, config.log.graphs, config.env.clip_rewards) == (10, False, False)
     assert config.devices.gpu == 0
     assert config.devices.gpu is not False, "an index, and not the switch"
-    line = "--env.life-loss-terminal false --env.clip-rewards true --env.sticky-actions 0.1 --env.noop-max None"
-    env = train.parse_options(line.split()).config.env
-    assert (env.life_loss_terminal, env.clip_rewards, env.sticky_actions, env.noop_max) == (False, True, 0.1, None)
     coefficients = train.parse_options(["--ppo.coefficients", '{"max_c": 0.5}']).config.ppo.coefficients
     assert coefficients == {"max_c": 0.5}
 

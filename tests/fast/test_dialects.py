@@ -1,24 +1,20 @@
 """Dialects: config files, the name beside a score, and what each differs in from the defaults."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+from user_commands import ROOT
 
 from jaxrl_atari.algorithms.dialects import DIALECTS, dialect_text
 from jaxrl_atari.cli.config_files import load_config
 from jaxrl_atari.config import Config, NetworkConfig, PPOConfig, flat
 
-FOLDER = Path(__file__).parents[2] / "configs" / "dialects"
+FOLDER = ROOT / "configs" / "dialects"
 
 
-def of_file(name):
-    return load_config(FOLDER / f"{name}.py")
-
-
-def differences(config):
-    """Fields of `ppo` that are not the defaults', without lambda."""
-    default = flat(Config().to_dict())
+def differences(name):
+    """Fields of `ppo` in which a dialect's file differs from the defaults, and its number of environments."""
+    config, default = load_config(FOLDER / f"{name}.py"), flat(Config().to_dict())
     found = {name: value for name, value in flat(config.to_dict()).items() if value != default[name]}
     return {name.removeprefix("ppo."): value for name, value in found.items() if name.startswith("ppo.")} | {
         "num_envs": config.env.num_envs
@@ -28,7 +24,7 @@ def differences(config):
 def test_every_dialect_has_a_config_file_that_has_its_name():
     assert {path.stem for path in FOLDER.glob("*.py")} == set(DIALECTS)
     for name in DIALECTS:
-        config = of_file(name)
+        config = load_config(FOLDER / f"{name}.py")
         assert (config.name, dialect_text(config)) == (name, name)
         assert config.env.resolved_protocol == ("v5" if name == "slm_lab" else "classic")
 
@@ -40,16 +36,16 @@ def test_the_settings_of_the_dialects():
     torch = uniform | {"unbiased_std": True, "weight_decay": 0.0, "gae_lambda": 0.95, "num_envs": 8}
     cleanrl = torch | {"truncation_is_terminal": True}
     in_time = {"anneal_clip_epsilon": True, "clip_value_loss": False}
-    assert differences(of_file("slm_lab")) == slm_lab
-    assert differences(of_file("cleanrl")) == cleanrl
-    assert differences(of_file("cleanrl_envpool")) == cleanrl | {"learn_from_auto_resets": True}
+    assert differences("slm_lab") == slm_lab
+    assert differences("cleanrl") == cleanrl
+    assert differences("cleanrl_envpool") == cleanrl | {"learn_from_auto_resets": True}
     xla = cleanrl | {"learn_from_auto_resets": True, "clip_value_loss": False}
     del xla["unbiased_std"]
-    assert differences(of_file("cleanrl_xla")) == xla
-    assert differences(of_file("sb3")) == torch | in_time | {"value_coef": 1.0}
+    assert differences("cleanrl_xla") == xla
+    assert differences("sb3") == torch | in_time | {"value_coef": 1.0}
     paper = torch | in_time | {"value_coef": 2.0, "epochs": 3}
     del paper["unbiased_std"]
-    assert differences(of_file("paper")) == paper
+    assert differences("paper") == paper
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ import importlib.util
 
 import pytest
 from page_commands import CASES, FENCE, LINK, PAGES, ROOT, text
-from user_commands import skip_without_extra
 
 from jaxrl_atari.config import check_fields
 
@@ -40,10 +39,14 @@ def read_and_stop(options, prefix):
 MAINS = {"search": "search.command", "devices": "cli.device_report", "train": "train", "plots": "plots"}
 """Command -> the module of its `main`, where that is not its folder's `__main__`."""
 
+EXTRAS = {"search": "optuna", "hub": "huggingface_hub", "export": "onnxruntime"}
+"""Command -> the package without which it does not run."""
+
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_command_of_a_page_has_options_and_values_that_it_accepts(case, monkeypatch):
-    skip_without_extra(case.module)
+    if case.module in EXTRAS:
+        pytest.importorskip(EXTRAS[case.module], reason=f"pip install 'jaxrl_atari[{case.module}]'")
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr("jaxrl_atari.cli.options.check_fields", read_and_stop)
     words = ["0" if word.startswith("$") else word for word in case.words]  # a shell's variable

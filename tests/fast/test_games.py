@@ -38,8 +38,7 @@ def test_games_that_wait_for_fire():
 
 
 def test_classic_has_its_own_references_and_its_own_random_play():
-    classic = {name: game for name in GAMES if (game := game_under(name, "classic")).references}
-    cleanrl, baselines, slm_lab = classic["Qbert"].references
+    cleanrl, baselines, slm_lab = game_under("Qbert", "classic").references
     assert cleanrl == ("CleanRL's PPO (classic, 10M env steps, λ 0.95)", 17246.27, 605.4)
     assert baselines.source == "OpenAI Baselines' ppo2 (classic, 10M env steps, λ 0.95)"
     assert slm_lab == ("SLM Lab v4's PPO (classic, 10M env steps, λ 0.70)", 13460, None)

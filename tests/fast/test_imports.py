@@ -30,15 +30,11 @@ def user_file(tmp_path, monkeypatch):
         sys.modules.pop(module, None)
 
 
-def count():
-    return builtins.named  # pyright: ignore[reportAttributeAccessIssue]
-
-
 def test_a_file_is_run_once_here_and_once_in_a_process_that_is_started(user_file):
     for _ in range(2):
         import_named([str(user_file), "colorsys"])
     import_inherited()
-    assert count() == 1
+    assert builtins.named == 1
     code = (
         "import builtins, sys; from jaxrl_atari.imports import import_inherited; import_inherited();"
         "print(builtins.named, 'colorsys' in sys.modules)"
@@ -49,7 +45,7 @@ def test_a_file_is_run_once_here_and_once_in_a_process_that_is_started(user_file
 
 def test_a_command_line_is_read_before_it_is_parsed(user_file):
     read_sources(["--env.game", "X", "--import", str(user_file), "--import=colorsys", "--seed"])
-    assert count() == 1
+    assert builtins.named == 1
     assert json.loads(os.environ[IMPORTS_VARIABLE]) == [str(user_file), "colorsys"]
 
 
@@ -61,7 +57,7 @@ def test_a_compiled_file_that_was_planted_beside_a_file_is_not_run(user_file, mo
     stat = user_file.stat()
     os.utime(user_file, (stat.st_atime, struct.unpack("<I", planted.read_bytes()[8:12])[0]))
     import_named([str(user_file)])
-    assert count() == 7
+    assert builtins.named == 7
 
 
 def test_a_module_beside_a_file_is_found_before_an_installed_one_and_also_later(user_file, tmp_path, monkeypatch):
@@ -72,7 +68,7 @@ def test_a_module_beside_a_file_is_found_before_an_installed_one_and_also_later(
     user_file.write_text(f"{MARK}def later():\n    import beside_it_too\n    return beside_it_too.TWO\n")
     (tmp_path / "beside_it_too.py").write_text("TWO = 2\n")
     import_named([str(user_file)])
-    assert count() == 1
+    assert builtins.named == 1
     assert sys.modules[str(user_file)].later() == 2
     sys.modules.pop("beside_it_too")
 

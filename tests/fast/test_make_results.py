@@ -3,27 +3,21 @@
 import importlib.util
 import re
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 from sample_runs import table, write_run
+from user_commands import ROOT
 
 from jaxrl_atari.errors import UserError
 
-ROOT = Path(__file__).parents[2]
 BUDGET = 10_000_000
 ROW = r"\| (?:Kaboom|Qbert) \|.*"
 
 
-def load():
-    spec = importlib.util.spec_from_file_location("make_results", ROOT / "benchmarks" / "make_results.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make_results = load()
+spec = importlib.util.spec_from_file_location("make_results", ROOT / "benchmarks" / "make_results.py")
+make_results = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(make_results)
 
 
 @pytest.fixture

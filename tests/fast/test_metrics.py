@@ -1,6 +1,5 @@
 """Figures of sessions and trials, with expected values worked out by hand, and the summary of a run's files."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.report.text import summary_table
+from jaxrl_atari.runs.files import write_json
 
 NAN = np.nan
 # Random play scores 10, so that str_i = return_mean - 10.
@@ -29,7 +29,6 @@ GAME = Game(
 def test_normalised_scores():
     assert metrics.human_normalised(45, GAME) == 0.5  # (45 - 20) / (70 - 20)
     assert metrics.reference_normalised(60, GAME) == 0.5  # (60 - 10) / (110 - 10)
-    assert metrics.human_normalised(15460.48, GAMES["Qbert"]) == pytest.approx(15296.58 / 13291.1)
     assert metrics.reference_normalised(-8.105, GAMES["DoubleDunk"]) == pytest.approx(9.995 / 15.07)
     assert metrics.human_normalised(5.0, GAMES["Kaboom"]) is None
     assert metrics.reference_normalised(5.0, GAMES["Kaboom"]) is None
@@ -143,7 +142,8 @@ def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
     run_dir = write_run(tmp_path, [table([20.0, 30.0])])
     write_checkpoint(run_dir / "session_0", 200)
     file = run_dir / "session_0" / "stopped.json"
-    file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": 400}))
+    stopped = {"env_steps": 200, "reason": "enough", "total_env_steps": 400}
+    write_json(file, stopped)
     run = read_run(run_dir)
     file.unlink()
     summary = run.summary
@@ -151,10 +151,10 @@ def test_a_run_that_was_read_keeps_the_early_ends_of_its_sessions(tmp_path):
         True, {"session_0": {"env_steps": 200, "reason": "enough"}}
     )  # fmt: skip
     assert not read_run(run_dir).summary["complete"]
-    file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": 400}))
+    write_json(file, stopped)
     larger = read_run(run_dir, replace(run.config, total_env_steps=800))
     assert not larger.summary["complete"], "a larger budget is not spent"
-    file.write_text(json.dumps({"env_steps": 200, "reason": "enough", "total_env_steps": "many"}))
+    write_json(file, stopped | {"total_env_steps": "many"})
     with pytest.raises(UserError, match=r"stopped\.json: cannot be used"):
         read_run(run_dir)
 

@@ -1,12 +1,11 @@
 """Graphs: what their files show, read from the SVG's texts and from the lines that are drawn."""
 
-import json
 import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from sample_runs import FEW_COLUMNS, table, write_run, write_search
+from sample_runs import short, table, write_run, write_search
 
 import jaxrl_atari.report.__main__ as report
 from jaxrl_atari import plots
@@ -14,7 +13,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import graphs
 from jaxrl_atari.report.searches import plot_search
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import read_json, write_json
 
 NAN = np.nan
 
@@ -34,11 +33,6 @@ def figures(monkeypatch):
     return saved
 
 
-def short(*returns):
-    """A table without the columns of the small panels, which take long to draw."""
-    return {name: column for name, column in table(returns).items() if name in FEW_COLUMNS}
-
-
 def lines(axes):
     return {line.get_label(): line.get_ydata(orig=False).tolist() for line in axes.lines}
 
@@ -46,9 +40,9 @@ def lines(axes):
 def test_runs_with_different_seeds_are_one_trial(tmp_path, capsys):
     for seed in (3, 7):
         run_dir = write_run(tmp_path / f"seed_{seed}", [short(1.0, float(seed))])
-        config = json.loads((run_dir / "config.json").read_text())
+        config = read_json(run_dir / "config.json")
         config["config"] |= {"seed": seed, "name": f"seed_{seed}"}
-        (run_dir / "config.json").write_text(json.dumps(config))
+        write_json(run_dir / "config.json", config)
     both = [str(tmp_path / "seed_3"), str(tmp_path / "seed_7"), "--merge", str(tmp_path / "both")]
     plots.main(both)
     shown = capsys.readouterr().out
@@ -61,7 +55,7 @@ def test_runs_with_different_seeds_are_one_trial(tmp_path, capsys):
     with pytest.raises(UserError, match="seed_3/session_0: seed = 3: expected a seed that no other session"):
         plots.main([both[0], *both])
     config["config"]["ppo"]["gamma"] = 0.9
-    (run_dir / "config.json").write_text(json.dumps(config))
+    write_json(run_dir / "config.json", config)
     with pytest.raises(UserError, match=r"seed_7: ppo.gamma = 0.9: expected 0.99, as in "):
         plots.main(both)
 
@@ -182,7 +176,7 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
     (tmp_path / "train.log").write_text("session 0 ...")
     setting = tmp_path / "sweep" / "ppo.gamma=0.9"
     write_run(setting / "Pong", [short(-20, -10)], game="Pong")
-    described = json.loads((setting / "Pong" / "config.json").read_text()) | {"games": ["Pong"]}
+    described = read_json(setting / "Pong" / "config.json") | {"games": ["Pong"]}
     described |= {"settings": ["ppo.gamma=0.9"]}
     for file in (setting / "suite.json", tmp_path / "sweep" / "sweep.json"):
         write_json(file, described | {"vary": {"ppo.gamma": [0.9]}})
@@ -205,7 +199,7 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
 
 
 def test_the_graphs_of_a_search_have_the_trials_that_asha_stopped_and_those_that_run(tmp_path, figures):
-    trials = ((1e-4, 3.0, "COMPLETE"), (1e-3, 9.0, "PRUNED"), (3e-4, 6.0, "RUNNING"))
+    trials = ((1e-4, 3.0, "COMPLETE"), (1e-3, 9.0, "PRUNED"), (3e-4, 6.0, "RUNNING"), (1e-2, None, "RUNNING"))
     write_search(tmp_path / "search", trials)
     plot_search(tmp_path / "search")
     curves, _, fields, *_ = figures  # each as PNG and SVG

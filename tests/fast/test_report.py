@@ -1,20 +1,19 @@
 """Reports: what the pages show, and that a hostile run stays data."""
 
 import base64
-import json
 import os
 import re
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from sample_runs import FEW_COLUMNS, describe, table, write_run, write_search
+from sample_runs import short, write_run, write_search
 
 from jaxrl_atari.config import Config, EnvConfig, PPOConfig, flat
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.report.__main__ import main
 from jaxrl_atari.report.page import try_report, write_report
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import read_json, write_json
 
 SOFTWARE = {
     "python": "3.11.2",
@@ -30,20 +29,15 @@ class Page(HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.tags, self.parts, self._hidden = [], [], False
-        self.feed(path.read_text(encoding="utf-8"))
+        self.tags, self.parts = [], []
+        self.feed(re.sub("<style>.*?</style>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL))
         self.text = " ".join(" ".join(self.parts).split())
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
-        self._hidden = tag == "style"
-
-    def handle_endtag(self, tag):
-        self._hidden = self._hidden and tag != "style"
 
     def handle_data(self, data):
-        if not self._hidden:
-            self.parts.append(data)
+        self.parts.append(data)
 
     def all(self, tag, attribute):
         return [attributes.get(attribute) for name, attributes in self.tags if name == tag]
@@ -52,17 +46,12 @@ class Page(HTMLParser):
         return [base64.b64decode(src.partition("base64,")[2].partition("#")[0]) for src in self.all(tag, "src")]
 
 
-def short(*returns, **columns):
-    """A table without the columns of the small panels, which take long to draw."""
-    return {name: column for name, column in table(returns).items() if name in FEW_COLUMNS} | columns
-
-
 def make_run(run_dir, **kwargs):
     """Three complete sessions of Qbert; they score 2,000, 3,000 and 4,000."""
     tables = [short(500, score, score, score, policy_percent=np.full(4, 25.0)) for score in (2500, 3833, 5167)]
     for each, score in zip(tables, (2000, 3000, 4000), strict=True):
         each["return_ma"][-1] = score
-    return describe(write_run(run_dir, tables, **kwargs), **SOFTWARE)
+    return write_run(run_dir, tables, **SOFTWARE, **kwargs)
 
 
 def test_the_page_of_a_run_shows_everything(tmp_path):
@@ -189,7 +178,7 @@ HOSTILE = """"><script>document.title='owned'</script><img src=x onerror=alert(1
 def make_hostile(tmp_path):
     """A run, a suite and a search whose every text is an attack."""
     run_dir = make_run(tmp_path / "run")
-    values = json.loads((run_dir / "config.json").read_text())
+    values = read_json(run_dir / "config.json")
     values["config"] |= {"name": HOSTILE.replace("/", "|"), "output_dir": HOSTILE}
     values |= {
         "python": HOSTILE,
@@ -199,7 +188,7 @@ def make_hostile(tmp_path):
     }
     write_json(run_dir / "config.json", values | {"hardware": HOSTILE})
     suite_dir = make_suite(tmp_path / "suite")
-    values = json.loads((suite_dir / "suite.json").read_text())
+    values = read_json(suite_dir / "suite.json")
     games = ["Pong", "javascript:alert(1)", HOSTILE, "../run"]
     write_json(suite_dir / "suite.json", values | {"games": games, "python": HOSTILE})
     return run_dir, suite_dir, make_search(tmp_path / "search", failure=HOSTILE)

@@ -14,12 +14,8 @@ from jaxrl_atari.report.score_statistics import (
     sessions_needed,
 )
 
-RLIABLE = {  # rliable 1.2.0 for `random_matrix` 0, and 0 against 1
-    "mean": 0.92,
-    "median": 0.98,
-    "optimality_gap": 0.2571428571428571,
-    "improvement": 0.46785714285714286,
-}
+RLIABLE = {"mean": 0.92, "median": 0.98, "optimality_gap": 0.2571428571428571}
+"""rliable 1.2.0 for `random_matrix` 0."""
 
 
 def games(*scores):
@@ -39,11 +35,9 @@ def test_the_interquartile_mean_counts_a_score_at_its_edge_in_part():
 
 
 def test_statistics_are_those_of_rliable():
-    x, y = random_matrix(0), random_matrix(1, sessions=4)
+    x = random_matrix(0)
     for name, value in RLIABLE.items():
-        suites = (x, y) if name == "improvement" else (x,)
-        statistic = IMPROVEMENT if name == "improvement" else STATISTICS[name]
-        assert estimate(statistic, *suites).value == pytest.approx(value)
+        assert estimate(STATISTICS[name], x).value == pytest.approx(value)
     assert estimate(STATISTICS["iqm"], x[:4]).value == pytest.approx(
         stats.trim_mean(x[:4], 0.25, axis=None)
     )  # as rliable
@@ -128,10 +122,6 @@ def test_the_difference_of_two_trials_is_welchs_test():
 
 
 def test_the_sessions_needed_are_those_of_the_table_in_the_docs():
-    """How often a t test finds the difference, by simulation, is about 0.8 with so many and less with fewer."""
     table = {(0.10, 0.09): 14, (0.20, 0.09): 5, (0.10, 0.15): 37, (0.05, 0.22): 305}
     assert {case: sessions_needed(case[0] / case[1]) for case in table} == table
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(10, 9, (4000, 14)), rng.normal(0, 9, (4000, 14))
-    assert np.mean(stats.ttest_ind(x, y, axis=1).pvalue < 0.05) == pytest.approx(0.8, abs=0.03)
     assert sessions_needed(0.0) is None

@@ -1,31 +1,27 @@
-"""Suites: the command, with games that are finished or train for two updates, and statistics of made-up games."""
+"""Suites: the command, with games that are finished, and statistics of made-up games."""
 
 import dataclasses
-import json
 import re
 import shutil
 
 import numpy as np
 import pytest
+import small_training
 from sample_runs import read_csv, table, write_checkpoint, write_metrics
+from small_training import change
 
 from jaxrl_atari import plots
-from jaxrl_atari.config import Config, EnvConfig, LogConfig, PPOConfig
 from jaxrl_atari.envs.games import GAMES
 from jaxrl_atari.errors import ConfigError, UserError
 from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.score_statistics import STATISTICS
 from jaxrl_atari.report.suites import read_results, read_suite, save_results
 from jaxrl_atari.runs.description import describe, read_config
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import read_json, write_json
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.sweep import game_configs, plan_sweep, write_plan
 
-TINY = Config(
-    name="suite", sessions=2, total_env_steps=64, env=EnvConfig(num_envs=2, num_threads=1),
-    ppo=PPOConfig(rollout_length=8, minibatch_size=16, epochs=1),
-    log=LogConfig(every_env_steps=16, tensorboard=False, graphs=False),
-)  # fmt: skip
+TINY = change(small_training.TINY, name="suite", sessions=2, env={"max_frames": None})
 GAMES_OF_TINY = ("Pong", "Breakout", "Alien")
 
 
@@ -50,13 +46,11 @@ def score(game, human_normalised):
     return random + human_normalised * (human - random)
 
 
-def add_games(suite_dir, scores, config=TINY):
+def add_games(suite_dir, scores):
     """Adds the sessions of complete games; `scores` are human-normalised. Each is learned in four log points."""
     for game, sessions in scores.items():
         for session, value in enumerate(sessions):
-            add_session(
-                suite_dir, game, session, [score(game, value * share) for share in (0, 0.5, 1, 2.5)], config
-            )
+            add_session(suite_dir, game, session, [score(game, value * share) for share in (0, 0.5, 1, 2.5)])
     return suite_dir
 
 
@@ -73,7 +67,7 @@ def results(suite_dir, failures=None):
     save_results(read_results(suite_dir, reasons), suite_dir)
     rows = {row["game"]: row for row in read_csv(suite_dir / "results.csv")}
     text = re.sub(r" +", " ", (suite_dir / "results.md").read_text())
-    return text, json.loads((suite_dir / "results.json").read_text()), rows
+    return text, read_json(suite_dir / "results.json"), rows
 
 
 # --- The command -------------------------------------------------------------------------------------------------
@@ -106,7 +100,6 @@ REFUSED = [
     (["--vary", "ppo.gamma=0.9,2"], "ppo.gamma = 2"),
     (["--vary", "ppo.gamma=0.9", "--ppo.gamma", "0.8"], "because --vary has ppo.gamma"),
     (["--vary", "ppo.epochs=1,true"], "ppo.epochs = True"),
-    (["--resume", "nowhere"], "nowhere: not a suite directory"),
 ]
 
 
@@ -155,9 +148,9 @@ def test_a_suite_goes_on_as_it_began(tmp_path):
     with pytest.raises(UserError, match="with which the run began"):
         suite_command.main(["--resume", str(suite_dir), "--seed", "7"])
     assert (suite_dir / "suite.json").read_bytes() == before
-    shorter = make_suite(tmp_path / "shorter", dataclasses.replace(TINY, total_env_steps=32))
+    shorter = make_suite(tmp_path / "shorter", dataclasses.replace(TINY, total_env_steps=128))
     add_session(shorter, "Pong", 0, [1.0])
-    with pytest.raises(ConfigError, match="total_env_steps = 32: expected at least 64"):
+    with pytest.raises(ConfigError, match="total_env_steps = 128: expected at least 256"):
         suite_command.main(["--resume", str(shorter)])
 
 
@@ -169,7 +162,7 @@ def test_a_finished_suite_is_left_alone_but_for_fewer_sessions(tmp_path, capsys)
     assert capsys.readouterr().out.count("finished already") == 2
     assert (suite_dir / "suite.json").read_text() == before
     suite_command.main([*line, "--sessions", "1", "--ppo.gae-lambda", "0.5"])
-    assert json.loads((suite_dir / "suite.json").read_text())["config"]["sessions"] == 1
+    assert read_json(suite_dir / "suite.json")["config"]["sessions"] == 1
     assert read_config(suite_dir / "Pong").sessions == 2
     _, _, rows = results(suite_dir)  # what the games were trained with
     assert {name: row["gae_lambda"] for name, row in rows.items()} == {"Pong": "0.85", "Breakout": "0.7"}
@@ -189,7 +182,7 @@ def test_the_table_has_our_scores_beside_the_reference(tmp_path):
     human = (12 - 1.7) / (30.5 - 1.7)  # the pair in DQN Zoo's atari_data.py
     expected = {
         "score": 12, "score_std": 8**0.5, "gae_lambda": 0.70, "sessions": 2, "reference_normalised_score": ratio,
-        "human_normalised_score": human, "hours": 64 * 0.36 / 3600,  # of the sample tables
+        "human_normalised_score": human, "hours": 256 * 0.36 / 3600,  # of the sample tables
     }  # fmt: skip
     assert {name: float(rows["Breakout"][name]) for name in expected} == pytest.approx(expected)
     assert [rows[name]["status"] for name in GAMES_OF_TINY] == [
@@ -239,10 +232,10 @@ def test_commas_separate_games_and_several_fields_that_vary_make_a_grid():
     assert (last.learning_rate, last.normalize_advantages) == (0.001, False)
 
 
-def make_sweep(folder, values, scores, games=("Pong", "Breakout"), field="ppo.gamma"):
-    """A finished sweep of a field with made-up returns: `scores` has those of each value, game and session."""
+def make_sweep(folder, scores):
+    """A finished sweep of gamma with made-up returns: `scores` has those of each value, game and session."""
     folder.mkdir()
-    sweep = plan_sweep(TINY, list(games), {field: values})
+    sweep = plan_sweep(TINY, list(scores[0]), {"ppo.gamma": [0.9, 0.99]})
     write_plan(folder, sweep)
     for (setting, config), by_game in zip(sweep.settings.items(), scores, strict=True):
         for game, sessions in by_game.items():
@@ -253,7 +246,7 @@ def make_sweep(folder, values, scores, games=("Pong", "Breakout"), field="ppo.ga
 
 def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
     scores = [{"Pong": [0.5, 1.0], "Breakout": [1.5, 2.0]}, {"Pong": [0.1, 0.2], "Breakout": [0.5, 0.25]}]
-    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], scores)
+    sweep_dir = make_sweep(tmp_path / "sweep", scores)
     line = ["--resume", str(sweep_dir)]
     suite_command.main(line)
     said = capsys.readouterr().out
@@ -284,7 +277,7 @@ def test_a_sweep_has_one_table_and_is_resumed(tmp_path, capsys):
 
 
 def test_results_are_shown_before_they_are_saved_and_the_rest_goes_on(tmp_path, capsys):
-    sweep_dir = make_sweep(tmp_path / "sweep", [0.9, 0.99], [{"Pong": [0.5]}, {"Pong": [0.1]}], ["Pong"])
+    sweep_dir = make_sweep(tmp_path / "sweep", [{"Pong": [0.5]}, {"Pong": [0.1]}])
     (sweep_dir / "results.md").mkdir()
     suite_command.main(["--resume", str(sweep_dir), "--sessions", "1"])
     said = capsys.readouterr().out
@@ -304,7 +297,7 @@ def test_two_suites_are_compared(tmp_path, capsys):
     # Pong: 0.5 of 4 pairs, Breakout: none.
     assert re.search(r"\| worse +\| human-normalised \| +2 \| .* 0.0625 \(0 to 0\.\d+\) \|", printed)
     assert {path.stem for path in output.iterdir()} == {"comparison"}
-    compared = json.loads((output / "comparison.json").read_text())
+    compared = read_json(output / "comparison.json")
     better, worse, *_ = compared["statistics"]
     assert (better["suite"], worse["suite"]) == ("better", "worse")
     assert worse["improvement"][0] == 0.0625
@@ -313,8 +306,6 @@ def test_two_suites_are_compared(tmp_path, capsys):
     assert re.search(
         r"Pong: worse - better: -.* \(Welch's t test\); not dist", (output / "comparison.md").read_text()
     )
-    np.testing.assert_allclose(better["scores"], [[1.5, 0.5], [2.0, 1.0]])
-    np.testing.assert_allclose(worse["scores"], [[0.5, 0.0], [0.25, 0.5]], atol=1e-12)
 
 
 def test_only_the_suites_own_complete_games_count(tmp_path):

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from small_training import FakeWandb, Lines
+from small_training import FakeWandb, Lines, contents
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from jaxrl_atari.config import Config, LogConfig
@@ -58,10 +58,6 @@ def write(session_dir, steps, logged=0, evaluated=0, starts_anew=False, close=Tr
     if close:
         writer.close()
     return writer
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # --- Tables ------------------------------------------------------------------------------------------------------

@@ -4,8 +4,8 @@ import signal
 import time
 
 import pytest
-from two_processes import TINY, distributed, output_of_both, start, together
-from user_commands import free_address
+from two_processes import TINY, distributed, output_of_both, together
+from user_commands import free_address, start
 
 
 def test_each_process_needs_a_device(tmp_path):

@@ -5,9 +5,9 @@ import shutil
 import sys
 
 import pytest
-from user_commands import one_error_line, run_here
+from small_training import contents
+from user_commands import one_error_line, python, run_here
 
-from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.runs.files import write_json
 
 MY_ENVS = '''
@@ -78,8 +78,6 @@ def get_config():
 @pytest.fixture(autouse=True)
 def user(tmp_path, monkeypatch):
     """A user's folder with their own environment and config; nothing of it is imported yet."""
-    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
-    monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lamp_of_the_test.py").write_text(MY_ENVS)
     (tmp_path / "my_config.py").write_text(MY_CONFIG)
@@ -107,27 +105,21 @@ def command(capsys, module, *words, status=0):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """A run of two sessions, each in a process of its own."""
-    import subprocess
-
-    from user_commands import user_environment
-
     folder = tmp_path_factory.mktemp("user")
     (folder / "lamp_of_the_test.py").write_text(MY_ENVS)
     (folder / "my_config.py").write_text(MY_CONFIG)
     words = ["--config", "my_config.py", "--run-dir", "run", "--trial.parallel", "2"]
-    line = [sys.executable, "-m", "jaxrl_atari.train", *words]
-    ended = subprocess.run(line, cwd=folder, env=user_environment(), capture_output=True, text=True, timeout=280)
+    ended = python("-m", "jaxrl_atari.train", *words, cwd=folder)
     assert ended.returncode == 0, ended.stderr
-    return folder / "run", ended.stdout
+    return folder / "run"
 
 
 @pytest.fixture
 def run_dir(trained, tmp_path):
-    return shutil.copytree(trained[0], tmp_path / "run")
+    return shutil.copytree(trained, tmp_path / "run")
 
 
-def test_a_run_of_ones_own_environment(trained):
-    run_dir, _ = trained
+def test_a_run_of_ones_own_environment(run_dir):
     described = json.loads((run_dir / "config.json").read_text())
     assert described["game"] == "LampOfTheTest-v0"
     assert described["protocol"] == 'gymnasium, image_key=picture, options={"brightness": 99}'
@@ -157,11 +149,10 @@ def test_it_is_resumed(run_dir, capsys):
 
 
 def test_a_stored_run_is_not_played_without_it(run_dir, capsys):
-    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    before = contents(run_dir)
     error = command(capsys, "evaluate", "run", "--gpu", "false", status=2)
     assert "env.game = 'LampOfTheTest-v0': no such environment is registered" in error
-    after = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
-    assert after == before
+    assert contents(run_dir) == before
 
 
 @pytest.mark.parametrize("module", ["evaluate", "report", "train"])

@@ -8,7 +8,8 @@ import sys
 import time
 
 import pytest
-from small_training import TINY, Lines, abstract_arrays, change, latest_meta, read_table, stop_before
+from sample_runs import read_csv
+from small_training import TINY, Lines, change, first_arrays, latest_meta, stop_before
 
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.columns import COLUMNS
@@ -20,7 +21,7 @@ from jaxrl_atari.verify.__main__ import main as verify
 CONFIG = change(
     TINY,
     total_env_steps=640,
-    env={"num_envs": 4, "max_frames": 800, "anchor_steps": 30},
+    env={"max_frames": 800, "anchor_steps": 30},
     log={"every_env_steps": 100, "checkpoint_every_env_steps": 300},
 )
 OVERLAP = change(CONFIG, overlap="update")
@@ -46,9 +47,9 @@ def left(session_dir):
     # A stop may leave the last evaluation to a session that writes no checkpoint any more; evaluations.csv has it.
     for name in ("config", "wall_seconds", "checksum", "evaluated_env_steps"):
         del meta[name]
-    rows = [{name: row[name] for name in row.keys() - TIMES} for row in read_table(session_dir / "metrics.csv")]
+    rows = [{name: row[name] for name in row.keys() - TIMES} for row in read_csv(session_dir / "metrics.csv")]
     evaluations = session_dir / "evaluations.csv"
-    results = read_table(evaluations) if evaluations.exists() else []
+    results = read_csv(evaluations) if evaluations.exists() else []
     return meta, rows, [{name: text for name, text in result.items() if name != "unix_time"} for result in results]
 
 
@@ -68,7 +69,6 @@ def left(session_dir):
                 CONFIG,
                 network={"name": "nature_lstm"},
                 algorithm="rnd",
-                ppo={"minibatch_size": 32},
                 evaluation={"every_env_steps": 300, "episodes": 2},
             ),
             {"env": {"num_threads": 3}},
@@ -150,7 +150,7 @@ def test_games_that_do_not_play_again_as_they_were_are_not_continued(damage, sto
     """As with another emulator."""
     checkpoint, _ = Checkpoints(stopped).newest()
     meta = checkpoint.meta
-    arrays = checkpoint.to_devices("arrays", abstract_arrays(OVERLAP, 4))
+    arrays = checkpoint.to_devices("arrays", first_arrays(OVERLAP, 4))
     games = checkpoint.items["games"]
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)

@@ -29,11 +29,11 @@ def test_the_programs_compute_what_the_package_does(name, trained, tmp_path):
     check_programs(policy, tmp_path / "out")
 
 
-def python_with(packages, folder):
-    """The Python of a new virtual environment that has these packages of this one, and no others."""
+def python_of(folder):
+    """The Python of a new virtual environment that has `PACKAGES` of this one, and no others."""
     venv.create(folder, with_pip=False)
     site = next(folder.glob("lib/python*/site-packages"))
-    for package in packages:
+    for package in PACKAGES:
         distribution = importlib.metadata.distribution(package)
         for top in {file.parts[0] for file in distribution.files} - {"..", "__pycache__"}:
             if not (site / top).exists():
@@ -44,7 +44,7 @@ def python_with(packages, folder):
 def test_play_plays_the_same_games_without_jax(trained, tmp_path):
     policy = with_network(load_policy(trained("plain"), device=jax.devices("cpu")[0]), "nature_lstm")
     export_policy(policy, read_run(trained("plain")), tmp_path / "out")
-    python = python_with(PACKAGES, tmp_path / "venv")
+    python = python_of(tmp_path / "venv")
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     options = {"cwd": tmp_path / "out", "env": environment, "check": True, "capture_output": True, "text": True}
     without = "import importlib.util as u; assert u.find_spec('jax') is None is u.find_spec('jaxrl_atari')"

@@ -5,7 +5,8 @@ import shutil
 
 import numpy as np
 import pytest
-from idea_page import SMALL, SWEEP, TRAIN, TRY, block, rows, run, train, write_files
+from idea_page import SMALL, SWEEP, TRAIN, TRY, block, run, train, write_files
+from sample_runs import read_csv
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def test_an_idea_is_evaluated_and_resumed(folder, idea):
     kept = ("--import", "data/again/code/my_idea.py", "--total-env-steps", "320")
     ended = run(folder, "train", "--resume", "data/again", *kept)
     assert ended.returncode == 0, ended.stderr
-    assert float(rows(folder / "data" / "again")[-1]["env_steps"]) > 256
+    assert float(read_csv(folder / "data/again/session_0/metrics.csv")[-1]["env_steps"]) > 256
     assert [path.name for path in (folder / "data" / "again" / "code").iterdir()] == ["my_idea.py"]
 
 

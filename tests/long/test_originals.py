@@ -213,9 +213,9 @@ def ours(name, as_torch=True, steps=None, **flipped):
         return jax.device_get((state.params, metrics))
 
 
-def first_minibatch(name, rollout, **flipped):
+def first_minibatch(name, rollout):
     """Options and `Minibatch` of the first gradient step."""
-    config = options(name, **flipped)
+    config = options(name)
     rollout = update_module.with_options_applied(rollout, config)
     state = update_module.init_train_state(
         jax.tree.map(jnp.asarray, rollouts.parameters()), config, ppo.PPO, jax.random.key(0)

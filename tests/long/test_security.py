@@ -6,13 +6,12 @@
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sample_runs import table, write_metrics
+from user_commands import python
 
 from jaxrl_atari.config import Config, EnvConfig, EvaluationConfig
 from jaxrl_atari.errors import UserError
@@ -195,5 +194,5 @@ def test_a_checkpoint_never_goes_through_pickle(run_dir):
         load_policy(sys.argv[1])
         assert not seen, seen
     """
-    ended = subprocess.run([sys.executable, "-c", script, run_dir], capture_output=True, text=True, timeout=120)
+    ended = python("-c", script, run_dir)
     assert ended.returncode == 0, ended.stderr

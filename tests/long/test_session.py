@@ -4,15 +4,14 @@ import gc
 import math
 import re
 import shutil
-import subprocess
-import sys
 import threading
 
 import jax
 import psutil
 import pytest
-from small_training import TINY, Lines, change, latest_meta, read_table
-from user_commands import ROOT, user_environment
+from sample_runs import read_csv
+from small_training import TINY, Lines, change, latest_meta
+from user_commands import ROOT, python
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
@@ -39,8 +38,9 @@ def copied(trained, session_dir):
 
 def in_a_process(code, *arguments, **variables):
     """Runs code of a user's in a process of its own; returns its output."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.check_output(command, cwd=ROOT / "tests", env=user_environment(**variables), text=True)
+    ended = python("-c", code, *arguments, cwd=ROOT / "tests", **variables)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
 
 
 # --- Stops and errors --------------------------------------------------------------------------------------------
@@ -108,10 +108,10 @@ def test_stops_during_the_last_two_evaluations(session_dir):
     config = change(config, evaluation={"every_env_steps": 128, "episodes": 1})
     with pytest.raises(KeyboardInterrupt):
         run_session(config, session_dir, stop_requested=evaluations.is_file)
-    assert [row["env_steps"] for row in read_table(evaluations)] == [first]
+    assert [row["env_steps"] for row in read_csv(evaluations)] == [first]
     assert not is_finished(config, session_dir)
     run_session(config, session_dir)
-    assert [row["env_steps"] for row in read_table(evaluations)] == [first, last]
+    assert [row["env_steps"] for row in read_csv(evaluations)] == [first, last]
     assert is_finished(config, session_dir)
 
 
@@ -134,12 +134,12 @@ def test_the_arrays_of_a_checkpoint_are_freed_once_the_learner_has_copied_them(c
 def test_where_games_cannot_go_on_new_ones_are_started(copied, capsys):
     """With another number of environments, say."""
     at = latest_meta(copied)["env_steps"]
-    logged = read_table(copied / "metrics.csv")
+    logged = read_csv(copied / "metrics.csv")
     run_session(change(LARGER, env={"num_envs": 8}), copied)
     out = capsys.readouterr().out
     assert "new games are started (env.num_envs 4 -> 8)\n" in out
     assert f"resumed at {at} env steps" in out
-    assert read_table(copied / "metrics.csv")[: len(logged) - 1] == logged[:-1]
+    assert read_csv(copied / "metrics.csv")[: len(logged) - 1] == logged[:-1]
     assert load_policy(copied, "latest", device=CPU).env_steps > at
 
 

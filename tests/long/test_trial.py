@@ -3,7 +3,8 @@
 import threading
 
 import pytest
-from small_training import TINY, read_table
+from sample_runs import read_csv
+from small_training import TINY
 
 from jaxrl_atari import run_training
 from jaxrl_atari.config import set_fields
@@ -28,4 +29,4 @@ def test_an_early_end_holds_where_the_last_evaluation_was_interrupted(tmp_path):
     expected = {"env_steps": 64, "reason": "stop(row) was true at this log point"}
     assert summary["stopped"] == {"session_0": expected}
     assert Checkpoints(tmp_path / "session_0").env_steps() == [64]
-    assert [row["env_steps"] for row in read_table(tmp_path / "session_0" / "evaluations.csv")] == ["64"]
+    assert [row["env_steps"] for row in read_csv(tmp_path / "session_0" / "evaluations.csv")] == ["64"]

@@ -3,27 +3,22 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 
 import psutil
 from simulated_gpus import simulated
 from small_training import TINY, change, latest_meta
-from user_commands import ROOT, still_running
+from user_commands import ROOT, python, start, still_running
 
 from jaxrl_atari.runs.files import only_writer, read_json
 
 TWO = change(TINY, sessions=2, total_env_steps=128)
 
 
-def start(run_dir, config, *options, **variables):
+def train(run_dir, config, *options, **variables):
     """A process of the command."""
     file = run_dir.parent / "config.py"
     file.write_text(f"from jaxrl_atari.config import *\nget_config = lambda: {config!r}\n")
-    return subprocess.Popen(
-        [sys.executable, "-m", "jaxrl_atari.train", "--config", file, "--run-dir", run_dir, *map(str, options)],
-        env=os.environ | variables, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
+    return start(["-m", "jaxrl_atari.train", "--config", file, "--run-dir", run_dir, *options], **variables)
 
 
 def checksums(run_dir):
@@ -35,7 +30,7 @@ def test_two_sessions_on_two_gpus(trained, tmp_path):
     """Each in a process that sees one GPU; their parameters are those of sessions that train alone."""
     config = change(TINY, sessions=2, devices={"gpu": "auto"})
     run_dir = tmp_path / "run"
-    process = start(run_dir, config, **simulated(2), CUDA_OFFSET="1")
+    process = train(run_dir, config, **simulated(2), CUDA_OFFSET="1")
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     assert re.findall(r"^session \d  on GPU (\d) \(2 visible, CUDA_OFFSET 1\)$", output, re.M) == ["1", "0"]
@@ -51,7 +46,7 @@ def test_each_session_can_be_a_command_of_its_own(trained, tmp_path):
     """As in the array of a cluster: the first makes the run directory, and the last one writes the summary."""
     config = change(TINY, sessions=2)
     run_dir = tmp_path / "run"
-    processes = [start(run_dir, config, "--session", session) for session in (1, 0)]
+    processes = [train(run_dir, config, "--session", session) for session in (1, 0)]
     outputs = [process.communicate(timeout=240)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert checksums(run_dir) == checksums(trained("plain"))
@@ -66,12 +61,12 @@ def test_a_resume_changes_config_json_with_its_first_update(trained, tmp_path):
     before = (run_dir / "config.json").read_bytes()
     options = ["--total-env-steps", 512, "--trial.parallel", 2]
     with only_writer(run_dir / "session_0"), only_writer(run_dir / "session_1"):
-        process = start(run_dir, TINY, *options)
+        process = train(run_dir, TINY, *options)
         output, _ = process.communicate(timeout=240)
     assert process.returncode == 1, output
     assert output.count("another process is training there") >= 2
     assert (run_dir / "config.json").read_bytes() == before
-    process = start(run_dir, TINY, *options)
+    process = train(run_dir, TINY, *options)
     while not (run_dir / ".resume.json").exists():
         assert process.poll() is None, process.communicate()
     jobs = psutil.Process(process.pid).children()
@@ -79,7 +74,7 @@ def test_a_resume_changes_config_json_with_its_first_update(trained, tmp_path):
     process.communicate()
     assert not still_running(jobs, seconds=60)
     assert (run_dir / "config.json").read_bytes() == before
-    process = start(run_dir, TINY, *options)
+    process = train(run_dir, TINY, *options)
     output, _ = process.communicate(timeout=240)
     assert process.returncode == 0, output
     described = read_json(run_dir / "config.json")
@@ -110,10 +105,8 @@ if __name__ == "__main__":
 def test_a_script_trains_in_processes_with_what_it_registers(tmp_path):
     """Writers and a rule to stop stay in its own process, and are refused before a directory is made."""
     (tmp_path / "script.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, tmp_path / "script.py", tmp_path / "run"], capture_output=True, text=True, timeout=240,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-    )  # fmt: skip
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    done = python(tmp_path / "script.py", tmp_path / "run", PYTHONPATH=paths)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "error: writers and stop need sessions that train in this process" in done.stdout
     assert read_json(tmp_path / "run/trial.json")["complete"]

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 from sample_runs import read_csv
 from simulated_gpus import simulated, starts
-from two_processes import TINY, output_of_both, start, together
-from user_commands import free_address, python
+from two_processes import TINY, output_of_both, together
+from user_commands import free_address, python, start
 
 from jaxrl_atari.evaluate.policy import load_policy
 

@@ -73,10 +73,6 @@ SEGMENT = 5  # in its middle games go on, and one ends in it
 @pytest.mark.parametrize(
     ("tamper", "found"),
     [
-        (
-            lambda parts, table: edit_segment(parts[SEGMENT], actions=another_action),
-            "differs from that of the log",
-        ),
         (lambda parts, table: edit_segment(parts[SEGMENT], actions=lambda a: a + 9), "cannot be played"),
         (lambda parts, table: edit_segment(parts[SEGMENT], games=better), "return_mean is "),
         (
@@ -89,7 +85,6 @@ SEGMENT = 5  # in its middle games go on, and one ends in it
         (lambda parts, table: shutil.copy(parts[SEGMENT], wider(parts[SEGMENT])), " before it end at step "),
         (lambda parts, table: parts[-1].unlink(), "the log of actions ends at"),
         (lambda parts, table: parts[SEGMENT].write_bytes(parts[SEGMENT].read_bytes()[:-99]), "damaged ("),
-        (lambda parts, table: edit_row(table, "return_mean", "99.5"), "return_mean is 99.5, the games give"),
         (lambda parts, table: edit_row(table, "env_steps", "999"), "999 env steps: metrics.csv has a row"),
         (lambda parts, table: edit_row(table, "return_mean", "99.5,"), "is not understood"),
         (lambda parts, table: table.unlink(), "metrics.csv: ends at 0 env steps, and had rows up to "),

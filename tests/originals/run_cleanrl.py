@@ -9,6 +9,7 @@ import runpy
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
@@ -69,39 +70,15 @@ class Wrapper:
         return self.env.step(action)
 
 
-class SilentWriter:
-    """tensorboard's SummaryWriter, without files."""
-
-    def __init__(self, *_):
-        pass
-
-    def add_text(self, *_):
-        pass
-
-    def add_scalar(self, *_):
-        pass
-
-    def close(self):
-        pass
-
-
 def stub_modules(envs):
     """Modules that the scripts import and a test does not need or cannot install."""
-    gym = types.ModuleType("gym")
-    gym.Wrapper = Wrapper
-    gym.spaces = types.SimpleNamespace(Discrete=Space)
-    gym.vector = types.SimpleNamespace(SyncVectorEnv=lambda makers: envs)
-    envpool = types.ModuleType("envpool")
-    envpool.make = lambda *_, **__: envs
-    tensorboard = types.ModuleType("torch.utils.tensorboard")
-    tensorboard.SummaryWriter = SilentWriter
-    stubs = {"gym": gym, "envpool": envpool, "torch.utils.tensorboard": tensorboard}
+    stub = types.SimpleNamespace
+    vector = stub(SyncVectorEnv=lambda makers: envs)
+    sys.modules["gym"] = stub(Wrapper=Wrapper, spaces=stub(Discrete=Space), vector=vector)
+    sys.modules["envpool"] = stub(make=lambda *_, **__: envs)
+    sys.modules["torch.utils.tensorboard"] = stub(SummaryWriter=mock.MagicMock())
     if importlib.util.find_spec("distutils") is None:  # gone from Python 3.12 on
-        distutils = types.ModuleType("distutils")
-        distutils.util = types.ModuleType("distutils.util")
-        distutils.util.strtobool = lambda text: int(text.lower() in ("1", "true", "yes"))
-        stubs |= {"distutils": distutils, "distutils.util": distutils.util}
-    sys.modules.update(stubs)
+        sys.modules["distutils.util"] = stub(strtobool=lambda text: int(text.lower() in ("1", "true", "yes")))
 
 
 def script_path(name):

@@ -103,9 +103,7 @@ def main(source, target, updates):
     steps, num_envs = arrays["rewards"].shape
     stub_modules(TapeEnvs(arrays, int(arrays["actions"])))
     TrainState, note_parameters = make_train_state(notes, from_torch(parameters))
-    module = types.ModuleType("flax.training.train_state")
-    module.TrainState = TrainState
-    sys.modules["flax.training.train_state"] = module
+    sys.modules["flax.training.train_state"] = types.SimpleNamespace(TrainState=TrainState)
     order = np.random.default_rng(1).permutation(steps * num_envs)
     notes.arrays["order"] = order[None]
     permutation = jax.random.permutation
@@ -115,9 +113,9 @@ def main(source, target, updates):
         return jnp.asarray(order) if isinstance(x, int) else permutation(key, x, **options)
 
     jax.random.permutation = fixed_permutation
-    writer = sys.modules["torch.utils.tensorboard"].SummaryWriter
+    writer = sys.modules["torch.utils.tensorboard"].SummaryWriter.return_value
 
-    def add_scalar(self, name, value, step):
+    def add_scalar(name, value, step):
         """Called after each update, with the last gradient step's losses."""
         state = sys._getframe(1).f_globals["agent_state"]
         storage = sys._getframe(1).f_globals["storage"]

@@ -2,7 +2,7 @@
 
 import pytest
 from sample_runs import read_csv
-from small_training import flip_bit
+from small_training import flip_all
 from two_processes import TINY, together
 from user_commands import python
 
@@ -15,8 +15,7 @@ def test_two_processes_go_on_together_or_alone_and_fall_back_from_a_damaged_chec
     together(*TINY, "--run-dir", run_dir)
     checkpoints = Checkpoints(run_dir / "session_0")
     before, last = checkpoints.env_steps()[-2:]
-    for path in (run_dir / "session_0" / "checkpoints" / str(last) / "arrays").rglob("[0-9]*"):
-        flip_bit(path)
+    flip_all(run_dir / "session_0", last, "arrays")
     resume = ("-m", "jaxrl_atari.train", "--resume", run_dir, "--total-env-steps")
     leader, follower = together(*resume, 384)
     assert f"checkpoints/{last}: damaged: " in leader

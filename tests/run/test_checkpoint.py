@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from small_checkpoints import GAMES, assert_same, newest, save, save_two, small_arrays
-from small_training import abstract_arrays, edit_meta, flip_bit
+from small_training import edit_meta, first_arrays, flip_bit
 
 from jaxrl_atari.config import Config
 from jaxrl_atari.errors import UserError
@@ -28,7 +28,7 @@ def session(tmp_path):
 
 def test_everything_is_restored_bit_for_bit_in_whole_or_in_part(tmp_path):
     rng = np.random.default_rng(1)
-    target = abstract_arrays(Config(), 6)
+    target = first_arrays(Config(), 6)
     state = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), target["train_state"])
     arrays = {"train_state": state, "key": jax.random.key(7)}
     save(Checkpoints(tmp_path), 2048, NAN, arrays)

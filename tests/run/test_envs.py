@@ -1,12 +1,10 @@
 """The pools against independent replays on the raw emulator, and the guarantees of both back ends."""
 
-import itertools
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_pools import NoisePool
 from played_games import (
     SEED,
     agreement,
@@ -20,7 +18,7 @@ from played_games import (
     stacked,
 )
 
-from jaxrl_atari.envs import EnvPool, EpisodeCounter, FinishedGame, env_seeds
+from jaxrl_atari.envs import EnvPool, env_seeds
 from jaxrl_atari.envs.pool import RawStep
 from jaxrl_atari.envs.protocols import PROTOCOLS
 from jaxrl_atari.errors import UserError
@@ -182,32 +180,3 @@ def test_a_missing_envpool_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "envpool", None)
     with pytest.raises(UserError, match=r"pip install 'jaxrl_atari\[envpool\]'"):
         make_pool("envpool", "Qbert", 1, seed=0)
-
-
-def naive_episodes(steps, env):
-    """The full games of one environment, from its whole history."""
-    episodes, rewards = [], []
-    for number, step in enumerate(steps):
-        if step.first[env]:
-            rewards = []
-        else:
-            rewards.append(float(step.reward[env]))
-        if step.terminated[env] or step.truncated[env]:
-            episodes.append(FinishedGame(number, env, sum(rewards), len(rewards), bool(step.truncated[env])))
-    return episodes
-
-
-@pytest.mark.parametrize("make", [lambda: NoisePool(4, seed=0), lambda: make_pool("ale", "Breakout", 4, seed=0)])
-def test_episodes_equal_a_naive_count(make):
-    """Over all lives, and without the auto-reset steps."""
-    pool, counter = make(), EpisodeCounter(4)
-    steps = [pool.reset(), *(pool.step(actions) for actions in random_actions(pool, 400))]
-    pool.close()
-    counted = [counter.count(step, number) for number, step in enumerate(steps)]
-    for step, episodes in zip(steps, counted, strict=True):
-        assert [episode.env for episode in episodes] == np.flatnonzero(step.terminated | step.truncated).tolist()
-    episodes = list(itertools.chain(*counted))
-    assert len(episodes) > 4
-    assert sum(step.life_lost.sum() for step in steps) > 4
-    for env in range(4):
-        assert [episode for episode in episodes if episode.env == env] == naive_episodes(steps, env)

@@ -1,9 +1,7 @@
 """Evaluation on the real emulator: which games are counted, what they score, and what the command writes and
 says."""
 
-import csv
 import dataclasses
-import importlib.util
 import json
 import re
 import shutil
@@ -18,14 +16,16 @@ import pytest
 from ale_py.vector_env import AtariVectorEnv
 from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
-from played_games import area_resize
-from small_training import flip_bit
+from played_games import area_resize, needs_envpool
+from sample_runs import read_csv
+from small_training import flip_all
 
 from jaxrl_atari import load_policy, make_env, record_video, run_evaluation
 from jaxrl_atari.config import Config, EnvConfig
 from jaxrl_atari.envs import env_seeds, make_pool
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.__main__ import main
+from jaxrl_atari.runs.layout import checkpoint_env_steps
 
 NUM_ACTIONS = 4  # of Breakout
 QUICK = ["--gpu", "false", "--num-envs", "2", "--episodes"]
@@ -47,10 +47,6 @@ def always(policy, action, **env):
     head = {"kernel": jnp.zeros((512, NUM_ACTIONS)), "bias": 1e4 * jax.nn.one_hot(action, NUM_ACTIONS)}
     config = dataclasses.replace(policy.config, env=EnvConfig(game="Breakout", **env))
     return dataclasses.replace(policy, config=config, params={**policy.params, "policy": head})
-
-
-def steps_of(session_dir):
-    return sorted(int(path.name) for path in (session_dir / "checkpoints").iterdir())
 
 
 # --- Games -------------------------------------------------------------------------------------------------------
@@ -148,18 +144,18 @@ def test_checkpoints_and_sessions_by_name_and_score(trained):
     run_dir = trained("plain")
     scores = {}
     for session in (0, 1):
-        with (run_dir / f"session_{session}" / "metrics.csv").open() as file:
-            scores |= {
-                (session, int(row["env_steps"])): float(row["return_mean"])
-                for row in csv.DictReader(file)
-                if int(row["env_steps"]) in steps_of(run_dir / f"session_{session}")
-            }
+        session_dir = run_dir / f"session_{session}"
+        scores |= {
+            (session, int(row["env_steps"])): float(row["return_mean"])
+            for row in read_csv(session_dir / "metrics.csv")
+            if int(row["env_steps"]) in checkpoint_env_steps(session_dir)
+        }
     session, step = max(scores, key=lambda key: (scores[key], -key[0], key[1]))
     best = load_policy(run_dir)
     assert (best.session_dir, best.env_steps) == (run_dir / f"session_{session}", step)
     assert best.config.env.num_threads == 0, "an evaluation uses every core"
     other = load_policy(str(run_dir), "latest", session=1 - session)
-    steps = steps_of(other.session_dir)
+    steps = checkpoint_env_steps(other.session_dir)
     assert (other.session_dir, other.env_steps) == (run_dir / f"session_{1 - session}", steps[-1])
     assert load_policy(other.session_dir, steps[0]).env_steps == steps[0]
     with pytest.raises(UserError, match=f"checkpoints/7: .*{', '.join(map(str, steps))}"):
@@ -168,26 +164,21 @@ def test_checkpoints_and_sessions_by_name_and_score(trained):
         load_policy(run_dir, session=7)
 
 
-def damage_arrays(session_dir, step):
-    arrays = (session_dir / "checkpoints" / str(step) / "arrays").rglob("[0-9]*")
-    flip_bit(max(arrays, key=lambda path: path.stat().st_size))
-
-
 def test_a_damaged_checkpoint_is_never_played(own_run, caplog):
     session_dir = own_run / "session_0"
-    *_, before, latest = steps = steps_of(session_dir)
-    damage_arrays(session_dir, latest)
+    *_, before, latest = steps = checkpoint_env_steps(session_dir)
+    flip_all(session_dir, latest, "arrays")
     assert load_policy(session_dir, "latest").env_steps == before
     assert f"checkpoints/{latest}: damaged" in caplog.text
     with pytest.raises(UserError, match=f"checkpoints/{latest}: damaged: "):
         load_policy(session_dir, latest)
     for step in steps[:-1]:
-        damage_arrays(session_dir, step)
+        flip_all(session_dir, step, "arrays")
     with pytest.raises(UserError, match="damaged: "):
         load_policy(session_dir, "best")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="envpool is not installed")
+@needs_envpool
 def test_another_back_end_than_that_of_training(own_run):
     main([str(own_run), *QUICK, "2", "--session", "0", "--backend", "envpool"])
     (path,) = own_run.rglob("evaluation_*.json")
@@ -197,15 +188,10 @@ def test_another_back_end_than_that_of_training(own_run):
 # --- A Gymnasium environment -------------------------------------------------------------------------------------
 
 
-def snippet(page, word):
-    """The Python code of a page that uses a word."""
-    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
-    (code,) = (code for code in re.findall(r"```python\n(.*?)```", text, re.S) if word in code)
-    return code
-
-
 def test_the_loop_of_the_page_scores_what_an_evaluation_does(own_run):
-    code = re.sub(r'"data/\w+"', repr(str(own_run)), snippet("api/python.md", "make_env"))
+    page = (Path(__file__).parents[2] / "docs" / "api" / "python.md").read_text(encoding="utf-8")
+    (code,) = (code for code in re.findall(r"```python\n(.*?)```", page, re.S) if "make_env" in code)
+    code = re.sub(r'"data/\w+"', repr(str(own_run)), code)
     scope = {}
     exec(code, scope)
     policy, env = scope["policy"], scope["env"]
@@ -305,7 +291,7 @@ def test_videos_that_cannot_be_written_leave_no_file(policy, tmp_path):
 
 def test_a_session(own_run):
     session_dir = own_run / "session_1"
-    step = steps_of(session_dir)[-1]
+    step = checkpoint_env_steps(session_dir)[-1]
     (own_run / "report.html").touch()  # it is brought up to date
     command = [str(own_run), *QUICK, "3", "--session", "1", "--checkpoint", "latest", "--seed", "4"]
     main([*command, "--greedy", "--video"])
@@ -333,7 +319,7 @@ def test_every_session_is_played(own_run):
     assert written["mean"] == pytest.approx(np.mean(written["session_means"]))
     assert written["interval"] is None  # it needs three sessions
     assert (written["checkpoint"], written["cut_off"]) == ("latest", sum(found["cut_off"] for found in single))
-    assert written["env_steps"] == [steps_of(own_run / name)[-1] for name in written["sessions"]]
+    assert written["env_steps"] == [checkpoint_env_steps(own_run / name)[-1] for name in written["sessions"]]
     assert written["sessions"] == ["session_0", "session_1"]
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from known_environments import CLOCK, Clock, pool_of
 from played_games import assert_equal, make_pool, play, random_actions
-from small_training import TINY, change, read_table
+from sample_runs import read_csv
+from small_training import TINY, change
 
 from jaxrl_atari import envs, register_wrapper, run_training
 from jaxrl_atari.config import Config, EnvConfig, config_from_dict
@@ -101,7 +102,7 @@ def test_learning_sees_the_reward_of_the_users_wrapper_and_the_score_is_that_of_
 def test_numbers_of_a_wrapper_become_columns(tmp_path):
     env = {"game": "ALE/Breakout-v5", "backend": "gymnasium", "wrapper": "halves", "num_threads": 0}
     run_training(change(TINY, env=env), tmp_path / "run")
-    rows = read_table(tmp_path / "run" / "session_0" / "metrics.csv")
+    rows = read_csv(tmp_path / "run" / "session_0" / "metrics.csv")
     columns = [
         row["plus_one"] for row in rows
     ]  # as the metrics of the first update, in the second log point first

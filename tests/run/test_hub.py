@@ -7,13 +7,12 @@ from pathlib import Path
 
 import jax
 import pytest
-from small_training import TINY, edit_meta, flip_bit
+from small_training import TINY, contents, edit_meta, flip_all
 
 from jaxrl_atari.errors import UserError
 from jaxrl_atari.evaluate.policy import load_policy
 from jaxrl_atari.hub.__main__ import main as hub_command
 from jaxrl_atari.hub.files import fill_repository
-from jaxrl_atari.imports import IMPORTS_VARIABLE
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, write_json
@@ -74,7 +73,7 @@ def test_a_pushed_run_is_pulled_and_plays(server, run_dir, tmp_path, monkeypatch
 
     monkeypatch.delenv("HF_TOKEN")  # a public repository needs none
     pull("user/breakout", back := tmp_path / "data" / "back")
-    assert sorted(path.relative_to(back).as_posix() for path in back.rglob("*") if path.is_file()) == sorted(files)
+    assert contents(back).keys() == files.keys()
     assert [path.name for path in back.parent.iterdir()] == ["back"]
     policy = load_policy(back)
     assert policy.env_steps == original.env_steps
@@ -102,8 +101,7 @@ register_network("network_of_test_hub", NatureActorCritic)
 """
 
 
-def test_a_run_of_ones_own_is_shared_with_its_code(server, run_dir, monkeypatch):
-    monkeypatch.setenv(IMPORTS_VARIABLE, "[]")
+def test_a_run_of_ones_own_is_shared_with_its_code(server, run_dir):
     own = replace(TINY, sessions=2, network=replace(TINY.network, name="network_of_test_hub"))
     write_json(run_dir / "config.json", read_json(run_dir / "config.json") | {"config": own.to_dict()})
     for session_dir in (run_dir / "session_0", run_dir / "session_1"):
@@ -127,8 +125,7 @@ def test_a_pull_into_an_empty_folder_keeps_the_folder(server, tmp_path, monkeypa
     for directory in (".", "../link"):
         pull("user/run", directory)
         folder = tmp_path / "here" / directory
-        names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-        assert names == {"config.json", "session_0/checkpoints/1/arrays"}
+        assert contents(folder).keys() == {"config.json", "session_0/checkpoints/1/arrays"}
         assert {path.name for path in folder.iterdir()} == {"config.json", "session_0"}
     assert (tmp_path / "link").is_symlink()
     (tmp_path / "empty").mkdir()
@@ -141,8 +138,7 @@ def test_a_push_of_the_latest_checkpoints_checks_all_that_it_pushes(run_dir):
     shared = checkpoints(repository_files(run_dir, "latest"))
     assert [name.split("/")[0] for name in shared] == ["session_1"]
     newest = load_policy(run_dir, "latest", session=1).env_steps
-    games = run_dir / "session_1" / "checkpoints" / str(newest) / "games"
-    flip_bit(max(games.rglob("[0-9]*"), key=lambda path: path.stat().st_size))
+    flip_all(run_dir / "session_1", newest, "games")
     load_policy(run_dir, "latest", session=1)  # the parameters are sound
     fails("damaged: games", repository_files, run_dir, "latest")
 
@@ -151,11 +147,7 @@ def repository_files(run_dir, checkpoint):
     """The files of a repository: name -> content."""
     with tempfile.TemporaryDirectory() as folder:
         fill_repository(Path(folder), run_dir, "user/breakout", checkpoint)
-        return {
-            path.relative_to(folder).as_posix(): path.read_bytes()
-            for path in Path(folder).rglob("*")
-            if path.is_file()
-        }
+        return contents(Path(folder))
 
 
 def card(run_dir, checkpoint="best"):

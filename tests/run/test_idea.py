@@ -5,7 +5,8 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-from idea_page import COEFFICIENT, IDEA, block, rows, train, write_files
+from idea_page import COEFFICIENT, IDEA, block, train, write_files
+from sample_runs import read_csv
 from small_networks import FeedForward, make
 
 from jaxrl_atari.algorithm import Mean, Minibatch, Rollout, find_algorithm, resolved_options
@@ -20,7 +21,7 @@ def test_an_idea_is_trained(tmp_path):
     run_dir = folder / "data" / "strong"
     saved = json.loads((run_dir / "config.json").read_text())
     assert saved["config"]["ppo"]["coefficients"] == {"z_loss": 0.01}
-    assert all(float(row["z_loss"]) > 0 for row in rows(run_dir)[1:])
+    assert all(float(row["z_loss"]) > 0 for row in read_csv(run_dir / "session_0/metrics.csv")[1:])
     assert (run_dir / "code" / "my_idea.py").read_text() == (folder / "my_idea.py").read_text()
 
 

@@ -105,11 +105,8 @@ def family(tmp_path):
             text=True, start_new_session=True,
         )  # fmt: skip
         started.append(parent)
-        end = time.monotonic() + 60
-        while len([*tmp_path.glob("ready *")]) < 2:
-            assert parent.poll() is None, parent.communicate()
-            assert time.monotonic() < end
-            time.sleep(0.05)
+        for number in range(2):
+            small_jobs.wait_for(tmp_path / f"ready {number}")
         return parent, psutil.Process(parent.pid).children()
 
     yield start

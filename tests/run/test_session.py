@@ -7,7 +7,8 @@ import signal
 import jax
 import numpy as np
 import pytest
-from small_training import TINY, Lines, change, flip_bit, latest_meta, read_table, stop_before
+from sample_runs import read_csv
+from small_training import TINY, Lines, change, contents, flip_all, latest_meta, stop_before
 
 from jaxrl_atari import PPO, register_algorithm, run_training
 from jaxrl_atari.cli.signals import StopRequest
@@ -46,19 +47,9 @@ def resume(session_dir, capsys, **options):
     capsys.readouterr()
     run_session(change(TINY, total_env_steps=320, **options), session_dir)
     assert latest_meta(session_dir)["env_steps"] > 256
-    steps = [int(row["env_steps"]) for row in read_table(session_dir / "metrics.csv")]
+    steps = [int(row["env_steps"]) for row in read_csv(session_dir / "metrics.csv")]
     assert steps == sorted(set(steps))
     return capsys.readouterr().out
-
-
-def contents(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def flip_all(step_dir, item):
-    for path in (step_dir / item).rglob("[0-9]*"):
-        if path.is_file():
-            flip_bit(path)
 
 
 # --- Training ----------------------------------------------------------------------------------------------------
@@ -73,7 +64,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
         run.finish()
     assert [(row["updates"], row["env_steps"]) for row in lines.rows] == [(2, 128), (4, 256)]
     assert [row["policy_loss"] for row in lines.rows] == pytest.approx([losses[0], np.mean(losses[1:3])])
-    table = read_table(session_dir / "metrics.csv")
+    table = read_csv(session_dir / "metrics.csv")
     assert [row["policy_loss"] for row in table] == [f"{row['policy_loss']:.9g}" for row in lines.rows]
     assert float(table[-1]["learning_rate"]) == 0
     assert sum(float(table[-1][name]) for name in TIME_COLUMNS) == pytest.approx(100)
@@ -82,7 +73,7 @@ def test_log_points_and_checkpoints_come_at_their_intervals(session_dir):
     assert names > {"events", "metrics", "checkpoints", "actions"}
     short = change(TINY, total_env_steps=64)
     run_session(short, session_dir.with_name("session_1"), on_first_update=lambda: began.append(1))
-    (row,) = read_table(session_dir.with_name("session_1") / "metrics.csv")
+    (row,) = read_csv(session_dir.with_name("session_1") / "metrics.csv")
     assert (began, row["updates"], row["sps"]) == ([1], "1", ""), "of one update, which compiles"
 
 
@@ -114,7 +105,7 @@ def test_a_signal_stops_after_the_update_with_a_last_checkpoint(session_dir):
         run_session(TINY, session_dir, writers=[Signal()], stop_requested=lambda: stop.requested)
     meta = latest_meta(session_dir)
     assert (meta["updates"], meta["score"]) == (3, None)
-    assert str(meta["env_steps"]) == read_table(session_dir / "metrics.csv")[-1]["env_steps"]
+    assert str(meta["env_steps"]) == read_csv(session_dir / "metrics.csv")[-1]["env_steps"]
 
 
 def test_a_stop_before_the_first_update_leaves_no_checkpoint(session_dir):
@@ -147,7 +138,7 @@ def test_training_goes_on_when_an_evaluation_fails(session_dir, monkeypatch, cap
 
 
 def test_evaluations_play_the_parameters_of_their_moment(evaluated):
-    rows = read_table(evaluated / "evaluations.csv")
+    rows = read_csv(evaluated / "evaluations.csv")
     assert len(rows) >= 2
     step = latest_meta(evaluated)["env_steps"]
     assert int(rows[-1]["env_steps"]) == step
@@ -166,10 +157,10 @@ def test_evaluations_play_the_parameters_of_their_moment(evaluated):
 
 
 def test_a_larger_budget(copied, capsys):
-    before = read_table(copied / "metrics.csv")
+    before = read_csv(copied / "metrics.csv")
     at = latest_meta(copied)["env_steps"]
     assert f"session 0  resumed at {at} env steps (update " in resume(copied, capsys)
-    after = read_table(copied / "metrics.csv")
+    after = read_csv(copied / "metrics.csv")
     assert after[: len(before) - 1] == before[:-1]
     assert float(after[-1]["wall_seconds"]) > float(before[-1]["wall_seconds"])
     assert float(after[len(before)]["learning_rate"]) > 0
@@ -179,7 +170,7 @@ def test_a_larger_budget(copied, capsys):
 def test_a_damaged_checkpoint_is_passed_over(item, copied, capsys):
     """Here the parameters with which an overlapped update acts, or the games."""
     before, last = checkpoint_env_steps(copied)[-2:]
-    flip_all(copied / "checkpoints" / str(last), item)
+    flip_all(copied, last, item)
     out = resume(copied, capsys, overlap="update")
     aside = copied / "checkpoints" / f"damaged_{last}"
     assert re.search(rf"session 0  {copied}/checkpoints/{last}: damaged: .*; it is now {aside}\n", out)
@@ -194,7 +185,7 @@ def test_a_resume_that_cannot_be_changes_nothing(copied):
         run_session(change(TINY, network={"name": "impala"}), copied)
     assert contents(copied) == before
     for step in checkpoint_env_steps(copied):
-        flip_all(copied / "checkpoints" / str(step), "arrays")
+        flip_all(copied, step, "arrays")
     before = contents(copied)
     with pytest.raises(UserError, match="no checkpoint is sound"):
         run_session(TINY, copied)
@@ -209,4 +200,4 @@ def test_without_a_checkpoint_a_session_starts_anew_and_sets_its_logs_aside(copi
         assert name in out
         assert (copied / name).exists()
     assert [(copied / name).read_bytes() for name in ("metrics_2.csv", "evaluations_2.csv")] == before
-    assert read_table(copied / "metrics.csv")[0]["updates"] == "1"
+    assert read_csv(copied / "metrics.csv")[0]["updates"] == "1"

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from small_training import KINDS
+from small_training import KINDS, contents
 from tampering import another_action, change_a_weight, edit_row, edit_segment, segment_paths, verify_status
 
 from jaxrl_atari.errors import UserError, VerificationFailed
@@ -58,10 +58,6 @@ def test_a_session_that_was_copied_from_another_is_refused(run_dir, capsys):
     assert "session_0  verified: " in capsys.readouterr().out
     with pytest.raises(UserError, match=r"was trained with seed 0"):
         plots([str(run_dir)])
-
-
-def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_part_is_trained_again_to_the_same_bits_and_a_changed_weight_is_found(run_dir, capsys):
