@@ -28,9 +28,9 @@ def _weights_that_differ():
     """Environments 0 to 3 have weight in every other step only: devices differ in it, as where a game ends."""
     receive = rollout.EnvGroup.receive
 
-    def with_gaps(group, t):
-        games = receive(group, t)
-        group.outcomes[t]["weight"][group.first_env + np.arange(group.pool.num_envs) < 4] *= t % 2
+    def with_gaps(group, step):
+        games = receive(group, step)
+        group.outcomes[-1]["weight"][group.first_env + np.arange(group.pool.num_envs) < 4] *= step % 2
         return games
 
     with pytest.MonkeyPatch.context() as patch:
