@@ -8,12 +8,13 @@ from pathlib import Path
 
 import jax
 import pytest
-from exported_policies import check_programs, with_network
 
 from jaxrl_atari import load_policy, run_evaluation
 from jaxrl_atari.report.summary import read_run
 
 pytest.importorskip("onnxruntime", reason="pip install 'jaxrl_atari[export]'")
+from exported_policies import check_programs, with_network
+
 from jaxrl_atari.export.folder import export_policy
 
 PACKAGES = (

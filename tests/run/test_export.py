@@ -4,7 +4,6 @@ import shutil
 
 import jax
 import pytest
-from exported_policies import check_programs, with_network
 from small_networks import Recurrent
 
 from jaxrl_atari import load_policy, register_network
@@ -16,6 +15,8 @@ from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.files import read_json, write_json
 
 pytest.importorskip("onnxruntime", reason="pip install 'jaxrl_atari[export]'")
+from exported_policies import check_programs, with_network
+
 from jaxrl_atari.export import onnx_model, play
 from jaxrl_atari.export.folder import export_policy
 
