@@ -15,7 +15,7 @@ COMMANDS = {
     "verify": "recompute the scores of a run from its seeds and actions; train a part of it again",
     "devices": "check devices and drivers; estimate the memory of training",
     "benchmark": "measure the speed of training and of its parts",
-    "export": "write a policy for ONNX, for NumPy and for JAX, without this package",
+    "export": "write a policy for ONNX and for JAX, to play without this package",
     "hub": "push a run to the Hugging Face Hub, or pull one",
 }
 
