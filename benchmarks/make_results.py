@@ -29,7 +29,6 @@ from jaxrl_atari.report.tables import markdown_table, number_text
 from jaxrl_atari.report.text import interval_text
 from jaxrl_atari.runs.files import write_file
 from jaxrl_atari.runs.layout import session_number
-from jaxrl_atari.runs.reading import latest_meta
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS: tuple[str, ...] = (
@@ -39,8 +38,8 @@ COLUMNS: tuple[str, ...] = (
 CURVE_ROWS = 200
 PUBLISHED_BUDGET = 10_000_000
 """The budget of the references, in env steps."""
-ENOUGH = 0.999
-"""Share of the budget from which a session counts as finished: the last rollout may end slightly before it."""
+ROLLOUT = 2048
+"""Env steps of a rollout. A session has finished if less than a rollout is missing."""
 START, END = "<!-- results: made by benchmarks/make_results.py -->", "<!-- end of results -->"
 
 Row = dict[str, str]
@@ -86,10 +85,10 @@ def add_run(folder: Path, run_dir: Path, hardware: str) -> None:
             "seed": str(run.config.seed + session_number(session_dir)),
             "env_steps": f"{figures['env_steps']:.0f}",
             "return_ma": f"{figures['final_return_ma']:.6g}",
-            "return_mean": f"{table['return_mean'][np.isfinite(table['return_mean'])][-1]:.6g}",
+            "return_mean": f"{figures['final_return_mean']:.6g}",
             "hours": f"{figures['wall_hours']:.2f}",
             "sps": f"{figures['sps']:.0f}",
-            "compute_dtype": latest_meta(session_dir).get("compute_dtype") or run.config.network.compute_dtype,
+            "compute_dtype": run.config.network.compute_dtype,
             "hardware": hardware,
             "commit": commit,
             "protocol": run.protocol,
@@ -132,7 +131,7 @@ def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]
 
 def finished(rows: Sequence[Row]) -> list[Row]:
     """The rows of the sessions that have spent their budgets."""
-    return [row for row in rows if float(row["env_steps"]) >= ENOUGH * float(row["budget"])]
+    return [row for row in rows if int(row["budget"]) - int(row["env_steps"]) < ROLLOUT]
 
 
 def game_table(rows: Sequence[Row]) -> str:
@@ -183,13 +182,13 @@ def replace_table(page: Path, table: str) -> None:
 
 @default_style()
 def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
-    """Draws the learning curves, a panel for each game, protocol and budget, with the reference lines."""
-    panels = groups(rows, "game", "protocol", "budget")
+    """Draws the learning curves, a panel for each row of `game_table`, with the reference lines."""
+    panels = groups(rows, "game", "protocol", "budget", "weight_decay")
     columns = min(len(panels), 2)
     height = -(-len(panels) // columns)
     title = "return_ma (thin: mean return of the last 100 games; band: 95% interval of the mean over sessions)"
     figure = new_figure(title, 6 * columns, 4.6 * height)
-    for index, ((game, protocol, budget), sessions) in enumerate(panels.items(), 1):
+    for index, ((game, protocol, budget, weight_decay), sessions) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(height, columns, index)
         if len(finished(sessions)) >= 3:
             draw_band(axes, folder, finished(sessions))
@@ -198,7 +197,7 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
         known = game_under(game, protocol)
         finish_returns(axes, known if int(budget) == PUBLISHED_BUDGET else known._replace(references=()))
         axes.set_xlim(0, int(budget))
-        axes.set_title(f"{game}, protocol {protocol}")
+        axes.set_title(f"{game}, protocol {protocol}, weight decay {weight_decay}")
     image = io.BytesIO()
     figure.savefig(image, format="png", dpi=110)
     write_file(path, image.getvalue())
@@ -207,7 +206,7 @@ def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
 def draw_sessions(axes: Axes, folder: Path, sessions: Sequence[Row]) -> None:
     """Draws each session by itself."""
     for row, colour in zip(sessions, COLOURS, strict=False):
-        label = f"seed {row['seed']}, {row['compute_dtype']}, weight decay {row['weight_decay']}"
+        label = f"seed {row['seed']}, {row['compute_dtype']}"
         path = curve_file(folder, row)
         if path.is_file():
             curve = np.genfromtxt(path, delimiter=",", names=True)

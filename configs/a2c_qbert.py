@@ -3,8 +3,8 @@
     python -m jaxrl_atari.train --config configs/a2c_qbert.py
 
 A2C is PPO with one epoch, one minibatch, and no normalisation of advantages (Huang et al. 2022, arXiv:2205.09123):
-the ratio is then 1, so clipping has no effect, and lambda 1 makes the targets n-step returns. tests/test_ppo.py
-compares the update with an A2C gradient. What differs from A2C in OpenAI Baselines:
+the ratio is then 1, so clipping has no effect, and lambda 1 makes the targets n-step returns.
+tests/fast/test_ppo.py compares the update with an A2C gradient. What differs from A2C in OpenAI Baselines:
 
 - Adam instead of RMSprop (alpha 0.99, epsilon 1e-5), at Baselines' learning rate of 7e-4.
 - Truncated games bootstrap from their last observation; auto-reset steps have weight 0.

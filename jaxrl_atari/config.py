@@ -113,7 +113,7 @@ class EnvConfig:
         """The name of the chosen protocol; if none is chosen, the one that the game's name implies, or v5."""
         if self.atari_game is None:
             return "gymnasium"
-        return self.protocol if self.protocol != "auto" else parse_game(self.game)[1] or "v5"
+        return self.protocol if self.protocol != "auto" else parse_game(self.game.rpartition(":")[2])[1] or "v5"
 
     @property
     def rules(self) -> Rules:

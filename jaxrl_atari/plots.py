@@ -55,7 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.merge is not None:
         merged = merge_runs([read_run(directory) for directory in directories], options.merge)
         say(summary_table(merged))
-        files = plot_run(merged, options.title)
+        if options.column:
+            named = [(options.merge.name, merged)]
+            files = plot_comparison(
+                named, options.output, options.title, options.column, options.x, options.column
+            )
+        else:
+            files = plot_run(merged, options.title)
     else:
         files = _plot_each_kind(options, directories)
     for file in files:
@@ -79,8 +85,10 @@ def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]
         try:
             if kind == "search":
                 files += plot_search(path)
+            elif kind == "sweep" and options.column:
+                runs += read_results(path).curves()
             elif kind == "sweep":
-                files += plot_comparison(read_results(path).curves(), path / GRAPHS_FOLDER)
+                files += plot_comparison(read_results(path).curves(), path / GRAPHS_FOLDER, x=options.x)
             elif kind == "suite":
                 suites[name] = read_suite(path)
             elif kind == "run" or count == 1 or not path.exists():  # the error of reading it says what is wrong

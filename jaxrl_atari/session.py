@@ -13,6 +13,7 @@ import numpy as np
 from jaxrl_atari.algorithm import check_config, find_algorithm, new_key, resolved_options
 from jaxrl_atari.config import Config
 from jaxrl_atari.devices import Placement, device_class, place
+from jaxrl_atari.envs import first_game_seed
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
@@ -24,7 +25,7 @@ from jaxrl_atari.learner import Learner, PendingMetrics, abstract_arrays, first_
 from jaxrl_atari.networks import Network, make_network, speed_hints
 from jaxrl_atari.rollout import Environments, collect
 from jaxrl_atari.runs.actions import write_segment
-from jaxrl_atari.runs.arrays import array_shapes, digest_of
+from jaxrl_atari.runs.arrays import array_digests, array_shapes, digest_of
 from jaxrl_atari.runs.checkpoints import Checkpoint, Checkpoints
 from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
 from jaxrl_atari.runs.files import only_writer
@@ -363,7 +364,7 @@ def open_session(
                 progress,
                 outputs,
                 starts_anew=resumed is None,
-                was_evaluating=evaluated is not None,
+                was_evaluating=evaluator is not None and evaluated is not None,
             )
         log = SessionLog(
             outputs,
@@ -434,7 +435,7 @@ def start_environments(
                 environments.close()
                 why_new = str(error)
         say(f"new games are started ({why_new})")
-    game_seed = int(np.random.SeedSequence([seed, progress.updates]).generate_state(1)[0] >> 1)
+    game_seed = first_game_seed(seed, progress.updates)
     return Environments(config, placement, game_seed, first_step=progress.steps_per_env, why_new=why_new)
 
 
@@ -449,7 +450,7 @@ def initial_parameters(config: Config, network: Network, say: Callable[[str], ob
     """
     assert config.init_from is not None
     found = load_parameters(config.init_from, config.init_checkpoint)
-    if config.init_digest not in (None, digest_of(found)):
+    if config.init_digest not in (None, digest_of(array_digests(found))):
         raise UserError(f"{config.init_from}: holds other parameters than when the run began; restore them")
     own = array_shapes(jax.eval_shape(lambda: network.init(new_key(0))))
     shapes = array_shapes(found)

@@ -34,7 +34,7 @@ CheckpointChoice = Literal["best", "latest"] | NonNegativeInt
 CheckpointOption = Annotated[
     CheckpointChoice,
     tyro.conf.arg(
-        help="`best` (the highest mean return of the last 100 games), `latest`, or the env step of a checkpoint."
+        help="`best` (by the evaluations in training, else by the last 100 games), `latest`, or its env step."
     ),
 ]
 """The type of the option `--checkpoint` of a command that loads a policy."""

@@ -75,6 +75,11 @@ def env_seeds(seed: int, num_envs: int) -> list[int]:
     return list(dict.fromkeys(words.tolist()))[:num_envs]
 
 
+def first_game_seed(seed: int, updates: int) -> int:
+    """The seed of the games that a session with this seed starts after so many updates: at 0, or at a resume."""
+    return int(np.random.SeedSequence([seed, updates]).generate_state(1)[0] >> 1)
+
+
 def check_environment(env: "EnvConfig") -> str:
     """Makes a Gymnasium environment once, so that its errors come before training.
 

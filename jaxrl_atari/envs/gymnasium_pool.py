@@ -45,13 +45,33 @@ class FireOnReset(gymnasium.Wrapper):
         return observation, info
 
 
-class KeepReward(gymnasium.Wrapper):
-    """Puts the reward into `info["raw_reward"]`, where a wrapper around this one does not change it."""
+class SumRewards(gymnasium.Wrapper):
+    """Adds up the rewards of its steps in `total`."""
+
+    total = 0.0
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps, as `gymnasium.Env.step`."""
+        result = self.env.step(action)
+        self.total += float(result[1])
+        return result
+
+
+class KeepReward(gymnasium.Wrapper):
+    """Puts the environment's own reward into `info["raw_reward"]`, whatever the user's wrapper makes of it.
+
+    The wrapper may make several steps of the environment in one of its own.
+    """
+
+    def __init__(self, env: gymnasium.Env, wrap: Callable[[gymnasium.Env], gymnasium.Env]):
+        self._rewards = SumRewards(env)
+        super().__init__(wrap(self._rewards))
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps, as `gymnasium.Env.step`."""
+        self._rewards.total = 0.0
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, info | {"raw_reward": float(reward)}
+        return observation, reward, terminated, truncated, info | {"raw_reward": self._rewards.total}
 
 
 def make_single(env: EnvConfig, render: bool = False) -> gymnasium.Env:
@@ -72,7 +92,7 @@ def make_single(env: EnvConfig, render: bool = False) -> gymnasium.Env:
     try:
         made = _make(env, render)
         if env.wrapper is not None:
-            made = WRAPPERS[env.wrapper](KeepReward(made))
+            made = KeepReward(made, WRAPPERS[env.wrapper])
         made = _as_frames(made, game, env.image_key)
     except gymnasium.error.UnregisteredEnv as error:
         raise UserError(
@@ -199,9 +219,13 @@ class GymnasiumPool(EnvPool):
 
     def _send(self, actions: np.ndarray) -> None:
         self._actions = actions + self._first_action
+        if isinstance(self._envs, AsyncVectorEnv):
+            self._envs.step_async(self._actions)
 
     def _recv(self) -> RawStep:
-        self._frame, reward, terminated, truncated, info = self._envs.step(self._actions)
+        is_async = isinstance(self._envs, AsyncVectorEnv)
+        result = self._envs.step_wait() if is_async else self._envs.step(self._actions)
+        self._frame, reward, terminated, truncated, info = result
         self._steps += 1
         for i in np.flatnonzero(~np.isfinite(reward)):
             raise UserError(
@@ -212,10 +236,7 @@ class GymnasiumPool(EnvPool):
         for name, values in info.get("log", {}).items():
             if not name.startswith("_"):  # `_name` says which environments have given a value
                 self.logged.setdefault(name, []).extend(values[info["log"][f"_{name}"]].tolist())
-        known = info.get("_raw_reward", np.zeros(self.num_envs, bool))
-        if not np.all(known | self._ended):
-            raise UserError("env.wrapper: its step loses `info`; it has to return that of the environment")
-        raw = np.where(known, info.get("raw_reward", 0.0), 0.0)
+        raw = info.get("raw_reward", np.zeros(self.num_envs))  # 0 where a game was reset
         return RawStep(self._frame, raw, terminated, truncated, self._lives(info), reward)
 
     def _lives(self, info: dict[str, Any]) -> np.ndarray:

@@ -57,7 +57,7 @@ class Options(WithImports):
     greedy: bool = False
     """Take the most probable action instead of drawing one from the policy."""
     session: Literal["best", "all"] | NonNegativeInt = "best"
-    """`best` (the highest mean return of 100 games), `all` (also reports the mean over sessions with its 95%
+    """`best` (the one with the best checkpoint), `all` (also reports the mean over sessions with its 95%
     interval), or the number of a session."""
     seed: Annotated[int, Limits(0, 2**32 - 1)] = 0
     """Seed of games and actions. With --session all, session i has seed + i."""

@@ -16,7 +16,7 @@ from jaxrl_atari.devices import device_class, pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError, reason
 from jaxrl_atari.networks import Network, Observation, Outputs, make_network
-from jaxrl_atari.runs.arrays import by_path
+from jaxrl_atari.runs.arrays import array_digests, by_path, digest_of
 from jaxrl_atari.runs.checkpoints import Checkpoints
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.layout import CHECKPOINTS_FOLDER, session_path
@@ -156,30 +156,20 @@ def load_policy(
             `latest` (a warning names newer checkpoints that
             are damaged), or an env step.
         device: the device that acts; None: the first GPU, or the CPU if there is none.
-        session: number of the session in the run; None: the session whose checkpoints have the highest mean return
-            of 100 games.
+        session: number of the session in the run; None: the one with the best checkpoint.
         backend: emulator pool; None: as in training. Another pool may have another emulator or start games
             otherwise, so scores may differ.
 
     Raises:
         UserError: the directory holds no run, or the checkpoint is missing or damaged.
     """
-    path = Path(run_dir).expanduser()
-    session_dir = _best_session(path) if session is None else session_path(path, session)
-    checkpoints = Checkpoints(session_dir)
-    if not checkpoints.env_steps():
-        raise UserError(
-            f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet"
-        )
+    checkpoints, wanted = _find(run_dir, checkpoint, session)
     device = device or pick_device("auto")
-
     if checkpoint == "latest":
         loaded, damaged = checkpoints.newest(["arrays"])
         for error in damaged.values():
             _log.warning("%s; the checkpoint at env step %s is used", error, loaded.env_steps)
     else:
-        wanted = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
-        assert wanted is not None  # there is a checkpoint, and so a best one
         loaded = checkpoints.read(wanted, ["arrays"])
     config = config_from_dict(loaded.meta["config"])
     num_actions = loaded.meta["num_actions"]
@@ -196,7 +186,7 @@ def load_policy(
         network=make_network(config.network, num_actions, device_class(device)),
         params=params,
         device=device,
-        session_dir=session_dir,
+        session_dir=checkpoints.session_dir,
         env_steps=loaded.env_steps,
         num_actions=num_actions,
     )
@@ -225,6 +215,34 @@ def load_parameters(
         raise UserError(
             f"{path}: cannot be read ({reason(error)}); expected a file that np.savez wrote"
         ) from error
+
+
+def parameters_digest(source: str | Path, checkpoint: Literal["best", "latest"] | int = "best") -> str:
+    """The digest of what `load_parameters` returns. Starts no back end of JAX. Arguments, errors: as there."""
+    if Path(source).suffix == ".npz":
+        return digest_of(array_digests(load_parameters(source)))
+    checkpoints, env_steps = _find(source, checkpoint)
+    prefix = "train_state/params/"
+    saved = checkpoints.read_meta(env_steps)["checksums"]
+    return digest_of({path.removeprefix(prefix): saved[path] for path in saved if path.startswith(prefix)})
+
+
+def _find(
+    run_dir: str | Path, checkpoint: Literal["best", "latest"] | int, session: int | None = None
+) -> tuple[Checkpoints, int]:
+    """The checkpoints of a session, and the env steps of the chosen one. Arguments, errors: as `load_policy`."""
+    path = Path(run_dir).expanduser()
+    session_dir = _best_session(path) if session is None else session_path(path, session)
+    checkpoints = Checkpoints(session_dir)
+    if not checkpoints.env_steps():
+        raise UserError(
+            f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet"
+        )
+    if checkpoint == "latest":
+        return checkpoints, checkpoints.env_steps()[-1]
+    wanted = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
+    assert wanted is not None  # there is a checkpoint, and so a best one
+    return checkpoints, wanted
 
 
 def _best_session(path: Path) -> Path:

@@ -39,7 +39,7 @@ class Options(WithImports):
     """Directory of a run."""
     checkpoint: CheckpointOption = "best"
     session: Literal["best"] | NonNegativeInt = "best"
-    """`best` (the highest mean return of 100 games), or the number of a session."""
+    """`best` (the one with the best checkpoint), or the number of a session."""
     output: Path | None = None
     """New folder. None: export_STEP in the session's directory (or export_STEP_2, ...)."""
 

@@ -25,6 +25,7 @@ from jaxrl_atari.runs.layout import (
     VERIFIED_FILE,
     checkpoint_env_steps,
     checkpoint_path,
+    latest_env_steps,
 )
 from jaxrl_atari.runs.reading import evaluations, played_at, read_verification
 
@@ -173,10 +174,10 @@ def _is_verified(run: Run, session_dir: Path) -> bool:
 
 def _newest_evaluation(run: Run) -> dict[str, Any] | None:
     """The newest result of `evaluate` with the latest checkpoints of all sessions; None if there is none."""
-    session_names = [path.name for path in run.tables]
-    of_all_sessions = [
-        evaluation
-        for evaluation in evaluations(run.path)
-        if evaluation.get("checkpoint") == "latest" and evaluation.get("sessions") == session_names
-    ]
+    wanted = {
+        "checkpoint": "latest",
+        "sessions": [path.name for path in run.tables],
+        "env_steps": [latest_env_steps(path) for path in run.tables],
+    }
+    of_all_sessions = [evaluation for evaluation in evaluations(run.path) if wanted.items() <= evaluation.items()]
     return of_all_sessions[-1] if of_all_sessions else None

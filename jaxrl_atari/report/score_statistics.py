@@ -162,8 +162,8 @@ class Difference(NamedTuple):
 
     @property
     def is_significant(self) -> bool:
-        """Whether chance alone would rarely make such a difference, and both means have intervals."""
-        return self.interval is not None and self.p < 1 - CONFIDENCE
+        """Whether chance alone would rarely make such a difference."""
+        return self.p < 1 - CONFIDENCE
 
 
 def difference(scores: ArrayLike, others: ArrayLike) -> Difference | None:

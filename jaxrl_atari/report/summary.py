@@ -1,5 +1,6 @@
 """A run as it was read from its directory, and the summary of its trial, RUN_DIR/trial.json."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -53,8 +54,10 @@ class Run:
 
     def session_name(self, session_dir: Path) -> str:
         """The name of a session: `session_0`; in a merged run, with its own run: `qbert_b/session_0`."""
-        is_merged = session_dir.parent != self.path
-        return f"{session_dir.parent.name}/{session_dir.name}" if is_merged else session_dir.name
+        if session_dir.parent == self.path:
+            return session_dir.name
+        together = os.path.commonpath([path.absolute() for path in self.tables])
+        return str(session_dir.absolute().relative_to(together))
 
     @property
     def protocol(self) -> str:
@@ -167,9 +170,9 @@ def choose_members(run: Run) -> Members:
     finished = [path for path in run.tables if run.is_finished(path)]
     compared = finished or [path for path in run.tables if 2 * reached[path] >= max(reached.values())]
     common = None if finished else min(reached[path] for path in compared)
-    tables = {
-        path: run.tables[path] if common is None else cut_table(run.tables[path], common) for path in compared
-    }
+    tables = {path: run.tables[path] for path in compared}
+    if common is not None:  # the first log points of two sessions may lie a few env steps apart
+        tables = {path: cut_table(table, max(common, table["env_steps"][0])) for path, table in tables.items()}
     scored = [path for path in compared if np.isfinite(tables[path]["return_ma"]).any()]
     left_out = {}
     for path, env_steps in reached.items():

@@ -93,12 +93,17 @@ def no_mean_text(run: Run) -> str:
 def differences(runs: Sequence[tuple[str, Run]]) -> list[str]:
     """The difference of each run's score from that of the first run of the same game and protocol, in sentences.
 
+    A run without a finished session is not compared: its score is that of fewer env steps.
+
     Args:
         runs: name, and run.
     """
     first: dict[tuple[str, str], tuple[str, list[float]]] = {}
     sentences = []
     for name, run in runs:
+        if run.members.common_env_steps is not None:
+            sentences.append(f"{run.game.name}: {name} is not compared, because no session of it has finished")
+            continue
         scores = run.summary["session_scores"]
         other, others = first.setdefault((run.game.name, run.protocol), (name, scores))
         if name != other and scores and others:

@@ -21,7 +21,7 @@ def read_table(path: Path, until: float = math.inf) -> list[dict[str, str]]:
         until: env steps of the last row that is wanted. Lines after it are not read.
 
     Returns:
-        The rows, in ascending order of env steps: column -> text of a number, or empty. None without a file.
+        The rows, in ascending order of env steps: column -> text of a number, or empty. No rows without a file.
 
     Raises:
         MetricsError: a line is not understood.

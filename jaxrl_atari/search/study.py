@@ -134,6 +134,7 @@ def train_trial(search_dir: Path, number: int) -> None:
         except Stopped:
             if not study_writer.pruned:
                 raise
+            break
     if not study_writer.pruned:
         summary = read_run(run_dir).summary
         score = summary["score"]

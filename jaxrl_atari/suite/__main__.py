@@ -23,7 +23,7 @@ from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.output import counted, say, say_changes, try_to
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.suites import read_results, save_results
-from jaxrl_atari.runs.files import write_json
+from jaxrl_atari.runs.files import only_writer, write_json
 from jaxrl_atari.runs.layout import (
     REPORT_FILE,
     TRIAL_SUMMARY_FILE,
@@ -164,6 +164,8 @@ def _train(jobs: Sequence[Job], plan: SweepPlan, directory: Path, options: Optio
     with contextlib.ExitStack() as exits:
         for _, run_dir, config in plan.trials(directory):
             if run_dir.absolute() in due:
+                run_dir.mkdir(parents=True, exist_ok=True)
+                exits.enter_context(only_writer(run_dir))  # a `train --resume` of this game would disturb the jobs
                 exits.enter_context(described_for_jobs(config, run_dir))
         if options.address:
             devices, resources = plan.config.devices, options.resources

@@ -21,7 +21,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.config import TRACED_OPTIONS, Config, LogConfig, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, Stopped, UserError, correctable, reason, require
-from jaxrl_atari.evaluate.policy import load_parameters
+from jaxrl_atari.evaluate.policy import parameters_digest
 from jaxrl_atari.hardware import distributed
 from jaxrl_atari.hardware.settings import jax_config
 from jaxrl_atari.imports import pass_on_script
@@ -29,7 +29,6 @@ from jaxrl_atari.output import say, say_changes, say_traceback
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run
 from jaxrl_atari.report.text import summary_table
-from jaxrl_atari.runs.arrays import digest_of
 from jaxrl_atari.runs.columns import COLUMNS
 from jaxrl_atari.runs.description import describe, read_config, require_same_run, software_and_machine
 from jaxrl_atari.runs.files import write_json
@@ -220,7 +219,8 @@ def train_alone(config: Config, run_dir: Path, session: int) -> None:
     require(not config.devices.distributed, "devices.distributed", True, "false with --session")
     config_to_resume(config, run_dir)
     config = begin_run(config, run_dir)
-    train_session(config, run_dir, session)
+    if session in unfinished_sessions(config, run_dir):
+        train_session(config, run_dir, session)
     if not unfinished_sessions(config, run_dir):
         _summarise_or_raise(config, run_dir, {})
 
@@ -307,8 +307,7 @@ def with_init_digest(config: Config) -> Config:
     """The config with the digest of the parameters that `init_from` names: later sessions refuse others."""
     if config.init_from is None or config.init_digest is not None:
         return config
-    digest = digest_of(load_parameters(config.init_from, config.init_checkpoint))
-    return dataclasses.replace(config, init_digest=digest)
+    return dataclasses.replace(config, init_digest=parameters_digest(config.init_from, config.init_checkpoint))
 
 
 def begin_run(config: Config, run_dir: Path) -> Config:

@@ -82,14 +82,14 @@ def _check(session_dir: Path, config: Config, options: Options) -> str:
     try:
         return verify_session(config, session_dir, options.sample)
     except VerificationFailed as error:
-        with contextlib.suppress(OSError):  # the result of an earlier verification
-            (session_dir / VERIFIED_FILE).unlink()
         for package in ("ale-py", "jaxrl_atari"):
             if others := other_versions(session_dir.parent, package):
                 cause = f"{package} was {' or '.join(others)} in training"
                 raise UserError(
                     f"{error}; that proves nothing, because {cause}: verify it with that version"
                 ) from error
+        with contextlib.suppress(OSError):  # the result of an earlier verification
+            (session_dir / VERIFIED_FILE).unlink()
         raise
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl_atari import __version__
 from jaxrl_atari.config import Config
-from jaxrl_atari.envs import EpisodeCounter, make_pool
+from jaxrl_atari.envs import EpisodeCounter, env_seeds, first_game_seed, make_pool
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.envs.replay import play_again
 from jaxrl_atari.errors import MetricsError, VerificationFailed, os_reason
@@ -25,7 +25,7 @@ from jaxrl_atari.output import counted, tracked
 from jaxrl_atari.runs.actions import ActionLog, read_actions
 from jaxrl_atari.runs.description import field_values
 from jaxrl_atari.runs.files import write_json
-from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, latest_env_steps
+from jaxrl_atari.runs.layout import METRICS_FILE, VERIFIED_FILE, latest_env_steps, session_number
 from jaxrl_atari.runs.progress import EpisodeStatistics, return_ma_window
 from jaxrl_atari.runs.reading import latest_meta
 from jaxrl_atari.runs.tables import read_table
@@ -41,14 +41,15 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
         The result in words.
 
     Raises:
-        VerificationFailed: as `read_actions`, `check_rows` and `check_games`; the log ends before the newest
-            checkpoint.
+        VerificationFailed: as `read_actions`, `check_start`, `check_rows` and `check_games`; the log ends before
+            the newest checkpoint.
         UserError: as `read_actions`.
     """
     # Before the log and the rows are read: a session that trains may add to all of them.
     saved = latest_env_steps(session_dir)
     logged = latest_meta(session_dir).get("logged_env_steps", 0)
     log = read_actions(session_dir)
+    check_start(config.seed + session_number(session_dir), log)
     all_pieces = pieces(log)
     chosen = all_pieces
     if sample is not None:
@@ -82,6 +83,18 @@ def verify_session(config: Config, session_dir: Path, sample: int | None) -> str
     except OSError as error:
         return f"{text} are equal; the result is not saved: {os_reason(error)}"
     return f"{text} are equal"
+
+
+def check_start(seed: int, log: ActionLog) -> None:
+    """Compares the seeds with which the environments start with those that follow from the seed of the session.
+
+    Raises:
+        VerificationFailed: they differ: the log is that of another session, or lacks an environment.
+    """
+    expected = env_seeds(first_game_seed(seed, updates=0), log.actions.shape[1])
+    found = {env: start for step, env, start in log.anchors.tolist() if step == 0}
+    if found != dict(enumerate(expected)):
+        raise VerificationFailed(f"the games of the log do not start as those of a session with seed {seed}")
 
 
 def expected_rows(log: ActionLog, windows: Iterable[int]) -> dict[int, list[dict[str, float]]]:

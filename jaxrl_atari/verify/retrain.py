@@ -41,7 +41,7 @@ def retrain(session_dir: Path, start: int) -> str:
             "it was trained on a GPU without devices.deterministic, where two runs may have other bits"
         )
     arrived = _train_again(config, session_dir, start, target)
-    _compare(target, arrived)
+    _compare(meta, target, arrived)
     arrays = f"all bits of {len(_digests(target))} arrays are equal"
     return f"retrained: from {start:,} to {target['env_steps']:,} env steps, {arrays}"
 
@@ -110,12 +110,14 @@ def _digests(meta: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _compare(target: dict[str, Any], arrived: dict[str, Any]) -> None:
+def _compare(start: dict[str, Any], target: dict[str, Any], arrived: dict[str, Any]) -> None:
     """Compares the meta of the checkpoint where a session arrives with that of the one written in training.
+
+    `start` is that of the checkpoint from which it was trained.
 
     Raises:
         VerificationFailed: it arrives at other bits.
-        UserError: it does, but the code may have changed since the training, so this proves nothing.
+        UserError: it does, but the code or the machine may have changed, so this proves nothing.
     """
     expected, found = _digests(target), _digests(arrived)
     different = sorted(path for path, digest in expected.items() if found.get(path) != digest)
@@ -129,6 +131,8 @@ def _compare(target: dict[str, Any], arrived: dict[str, Any]) -> None:
     other = ""
     if then != now or (now or "").endswith("+"):
         other = f"the code was {then} and is {now} now (+: with changes that are not committed)"
+    elif start["provenance"] != target["provenance"]:
+        other = "between the two checkpoints the training went on with other software or on another machine"
     elif passed_on():
         other = f"{', '.join(passed_on())} may have changed"
     if other:

@@ -164,6 +164,9 @@ def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_
     summary = read_run(write_run(tmp_path / "run", tables, total_env_steps=10_000)).summary
     assert summary["session_scores"] == [15, 35]  # return_ma at 200 env steps
     assert summary["left_out"] == [{"session": "session_2", "reason": "unfinished, at 100 of 10,000 env steps"}]
+    first = [table([10]), table([20], env_steps=[93])]
+    summary = read_run(write_run(tmp_path / "first", first, total_env_steps=10_000)).summary
+    assert summary["session_scores"] == [10, 20], "each has one log point, a few env steps apart"
     late = [table([5, 7]), table([NAN, NAN, 30])]  # no game of the second had ended at 200 env steps
     summary = read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)).summary
     assert summary["session_scores"] == [6]

@@ -49,6 +49,8 @@ def test_runs_with_different_seeds_are_one_trial(tmp_path, capsys):
     assert "2 sessions: 2 and 4" in shown
     assert "seed_3/session_0" in shown
     assert (tmp_path / "both" / "graphs" / "trial.svg").is_file()
+    plots.main([*both, "--column", "return_mean", "--output", str(tmp_path / "out")])
+    assert (tmp_path / "out" / "return_mean.svg").is_file()
     report.main(both)
     page = (tmp_path / "both" / "report.html").read_text()
     assert "seeds 3, 7" in page
@@ -186,6 +188,8 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
     drawn = {"a/graphs/trial.svg", "search/graphs/curves.svg", "search/graphs/importances.png"}
     assert drawn | {"sweep/graphs/comparison.svg"} <= set(files)
     assert all((tmp_path / file).is_file() for file in files)
+    plots.main(["sweep", "--column", "return_mean", "--output", "out"])
+    assert (tmp_path / "out" / "return_mean.svg").is_file()
     run, log = errors.splitlines()
     assert run.startswith("not drawn: empty/session_0/metrics.csv: holds no log point")
     assert log == "not drawn: train.log: holds no run, suite, sweep or search"

@@ -17,7 +17,7 @@ from jaxrl_atari.report.page import write_report
 from jaxrl_atari.report.score_statistics import STATISTICS
 from jaxrl_atari.report.suites import read_results, read_suite, save_results
 from jaxrl_atari.runs.description import describe, read_config
-from jaxrl_atari.runs.files import read_json, write_json
+from jaxrl_atari.runs.files import only_writer, read_json, write_json
 from jaxrl_atari.suite import __main__ as suite_command
 from jaxrl_atari.suite.sweep import game_configs, plan_sweep, write_plan
 
@@ -152,6 +152,10 @@ def test_a_suite_goes_on_as_it_began(tmp_path):
     add_session(shorter, "Pong", 0, [1.0])
     with pytest.raises(ConfigError, match="total_env_steps = 128: expected at least 256"):
         suite_command.main(["--resume", str(shorter)])
+    busy = make_suite(tmp_path / "busy")
+    (busy / "Pong").mkdir()
+    with only_writer(busy / "Pong"), pytest.raises(UserError, match="Pong: another process is training there"):
+        suite_command.main(["--resume", str(busy)])
 
 
 def test_a_finished_suite_is_left_alone_but_for_fewer_sessions(tmp_path, capsys):

@@ -93,6 +93,14 @@ def test_another_machine_is_refused_with_its_reason(run_dir, start):
     refused(run_dir, start, "learns_on")
 
 
+def test_a_session_that_went_on_elsewhere_between_the_checkpoints_is_not_accused(run_dir):
+    session_dir = run_dir / "session_0"
+    start = change_a_weight(session_dir, CONFIG)
+    provenance = Checkpoints(session_dir).read_meta(start)["provenance"]
+    edit_meta(session_dir, start, provenance=provenance | {"learns_on": ["another CPU"]})
+    refused(run_dir, start, "that proves nothing, because .* on another machine")
+
+
 def test_what_cannot_be_trained_again(run_dir):
     session_dir = run_dir / "session_0"
     steps = Checkpoints(session_dir).env_steps()

@@ -6,7 +6,7 @@ import shutil
 
 import psutil
 from simulated_gpus import simulated
-from small_training import TINY, change, latest_meta
+from small_training import TINY, change, contents, latest_meta
 from user_commands import ROOT, python, start, still_running
 
 from jaxrl_atari.runs.files import only_writer, read_json
@@ -52,6 +52,10 @@ def test_each_session_can_be_a_command_of_its_own(trained, tmp_path):
     assert checksums(run_dir) == checksums(trained("plain"))
     assert read_json(run_dir / "trial.json")["complete"]
     assert "resumed" not in read_json(run_dir / "config.json")
+    before = contents(run_dir / "session_1")
+    again = train(run_dir, config, "--session", 1)
+    assert (again.communicate(timeout=240), again.returncode)[1] == 0
+    assert contents(run_dir / "session_1") == before, "a finished session is left as it is"
 
 
 def test_a_resume_changes_config_json_with_its_first_update(trained, tmp_path):

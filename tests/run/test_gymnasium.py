@@ -84,7 +84,16 @@ class Halves(gymnasium.Wrapper):
         return observation, 0.5 * reward - 1.0, terminated, truncated, info | {"log": {"plus_one": reward + 1.0}}
 
 
+class Twice(gymnasium.Wrapper):
+    """Takes each action twice, and shows the reward of the second step."""
+
+    def step(self, action):
+        first = self.env.step(action)
+        return first if first[2] or first[3] else self.env.step(action)
+
+
 register_wrapper("halves", Halves)
+register_wrapper("twice", Twice)
 
 
 def test_learning_sees_the_reward_of_the_users_wrapper_and_the_score_is_that_of_the_game():
@@ -97,6 +106,17 @@ def test_learning_sees_the_reward_of_the_users_wrapper_and_the_score_is_that_of_
     played = ~plain.first
     np.testing.assert_allclose(wrapped.learning_reward[played], 0.5 * plain.reward[played] - 1.0)
     assert sorted(pools[1].logged["plus_one"]) == sorted((plain.reward[played] + 1.0).tolist())
+
+
+def test_the_score_has_the_rewards_of_all_steps_that_a_wrapper_makes():
+    actions = np.random.default_rng(0).integers(0, 6, (150, 2))
+    plain = play(pool_of(2, "ALE/Pong-v5"), np.repeat(actions, 2, axis=0))
+    wrapped = play(pool_of(2, "ALE/Pong-v5", wrapper="twice"), actions)
+    assert not plain.first[1:].any(), "no game ends"
+    odd, even = plain.reward[1::2], plain.reward[2::2]  # row 0 is the start
+    assert wrapped.reward[1:].tolist() == (odd + even).tolist()
+    assert wrapped.learning_reward[1:].tolist() == even.tolist()
+    assert odd.any(), "a reward would be lost"
 
 
 def test_numbers_of_a_wrapper_become_columns(tmp_path):

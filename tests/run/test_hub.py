@@ -16,7 +16,7 @@ from jaxrl_atari.hub.files import fill_repository
 from jaxrl_atari.report.summary import read_run
 from jaxrl_atari.runs.description import read_config
 from jaxrl_atari.runs.files import read_json, write_json
-from jaxrl_atari.runs.layout import checkpoint_env_steps
+from jaxrl_atari.runs.layout import checkpoint_env_steps, latest_env_steps
 from jaxrl_atari.session import run_session
 
 library = pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -186,10 +186,12 @@ def test_the_card_makes_the_run_findable_and_says_what_it_is(run_dir):
     honest = {
         "checkpoint": "latest", "greedy": False, "episodes": 32, "sessions": ["session_0", "session_1"],
         "mean": 2.5, "interval": None,
-        "session_means": [1.0, 4.0], "returns": [[1.0], [4.0]], "env_steps": [BUDGET, BUDGET],
+        "session_means": [1.0, 4.0], "returns": [[1.0], [4.0]],
+        "env_steps": [latest_env_steps(run_dir / f"session_{i}") for i in (0, 1)],
     }  # fmt: skip
     write_json(run_dir / "evaluation.json", honest)
     write_json(run_dir / "evaluation_2.json", honest | {"checkpoint": "best", "mean": 9.5})  # not to be quoted
+    write_json(run_dir / "evaluation_3.json", honest | {"env_steps": [64, 64], "mean": 8.5})  # before a resume
     assert "mean return **2.50** over 2 sessions of 32 full games. 2 sessions: 1 and 4" in card(run_dir)[1]
 
 

@@ -2,7 +2,10 @@
 
 import dataclasses
 import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -107,6 +110,11 @@ def test_a_trial_starts_from_a_trained_network(trained, tmp_path, capsys):
 
     again = with_init_digest(change(from_file, init_digest=None))  # as a suite and a search keep it
     assert again == from_file
+    # The parent of jobs must not start JAX, which would take the GPUs.
+    code = "from jaxrl_atari.evaluate.policy import parameters_digest as f; import sys; print(f(*sys.argv[1:]))"
+    command = [sys.executable, "-c", code, str(source), "latest"]
+    no_jax = os.environ | {"JAX_PLATFORMS": "none"}
+    assert subprocess.check_output(command, text=True, env=no_jax).strip() == recorded["init_digest"]
     np.savez(tmp_path / "mine.npz", **expected | {"value/bias": np.ones(1, np.float32)})
     with pytest.raises(UserError, match="holds other parameters than when the run began"):
         run_training(from_file, tmp_path / "changed")

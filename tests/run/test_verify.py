@@ -60,6 +60,21 @@ def test_a_session_that_was_copied_from_another_is_refused(run_dir, capsys):
         plots([str(run_dir)])
 
 
+def test_the_log_of_another_session_or_without_an_environment_is_found(run_dir, capsys):
+    for path in segment_paths(run_dir / "session_1"):
+        edit_segment(path, anchors=lambda anchors: anchors[anchors[:, 1] != 0])
+    code, line = verify_status(capsys, run_dir, "--session", 1)
+    assert code == 1
+    assert "do not start as those of a session with seed 1" in line
+    for name in ("actions", "checkpoints"):  # a published copy may lack the checkpoints, which have the seed
+        shutil.rmtree(run_dir / "session_1" / name)
+    shutil.copytree(run_dir / "session_0", run_dir / "session_1", dirs_exist_ok=True)
+    shutil.rmtree(run_dir / "session_1" / "checkpoints")
+    code, line = verify_status(capsys, run_dir, "--session", 1)
+    assert code == 1
+    assert "do not start as those of a session with seed 1" in line
+
+
 def test_a_part_is_trained_again_to_the_same_bits_and_a_changed_weight_is_found(run_dir, capsys):
     before = contents(run_dir)
     session_dir = run_dir / "session_0"
