@@ -71,7 +71,6 @@ speed)
 compare)
     benchmark overlap --env.num-envs 128 --compare overlap=none,update
     benchmark arithmetic --compare network.compute_dtype=float32,bfloat16
-    benchmark convolutions --compare network.conv=plain,layers
     benchmark groups --parts acting --compare env.num_groups=1,2
     benchmark groups_of_128 --env.num-envs 128 --parts acting --compare env.num_groups=1,2,4
     ;;

@@ -385,6 +385,8 @@ class Config:
         if self.devices.distributed:
             # Processes sum their env steps while acting; with overlap, each would at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
+            devices = self.devices.data_parallel
+            require(devices == "all", "devices.data_parallel", devices, "all with devices.distributed")
             parallel = self.trial.parallel
             require(parallel <= 1, "trial.parallel", parallel, "0 or 1 with devices.distributed")
 
@@ -555,7 +557,7 @@ def can_vary(name: str) -> bool:
     """
     fixed = {
         "name", "seed", "sessions", "total_env_steps", "output_dir", "env.game", "env.protocol", "env.options",
-        "env.image_key", "ppo.coefficients",
+        "env.image_key", "ppo.coefficients", "init_checkpoint", "init_digest",
     }  # fmt: skip
     return name not in fixed and not name.startswith(("devices.", "trial.", "evaluation.", "log.", "env.options."))
 

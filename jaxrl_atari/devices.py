@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple
 import jax
 
 from jaxrl_atari.config import DevicesConfig, GpuOption, check_fields
-from jaxrl_atari.errors import require
 from jaxrl_atari.hardware import cpu, gpus
 from jaxrl_atari.hardware.choice import first_devices
 from jaxrl_atari.hardware.start import limit_jax, start_jax
@@ -54,8 +53,8 @@ def place(options: DevicesConfig) -> Placement:
     """Returns the devices of a session, and starts JAX's back end on these devices alone.
 
     Raises:
-        ConfigError: an option has a value that it cannot have; this machine lacks a device, or JAX has already
-            started without it; or one process of several has none of the devices that learn.
+        ConfigError: an option has a value that it cannot have; or this machine lacks a device, or JAX has already
+            started without it.
         UserError: JAX cannot start on a GPU: other processes hold its memory, or this is one process of several.
     """
     check_fields(options, "devices.")
@@ -66,10 +65,6 @@ def place(options: DevicesConfig) -> Placement:
         learner = first_devices(
             options, gpus.jax_gpus() if chosen.learner else jax.devices("cpu"), "JAX's devices"
         )
-    processes = {device.process_index for device in learner}
-    expected = f"all, or enough for the {jax.process_count()} processes: each has at least one device of its own"
-    enough = len(processes) == jax.process_count()
-    require(enough, "devices.data_parallel", options.data_parallel, expected)
     local = of_this_process(learner)
     actors = local if chosen.actor == "learner" else (_local_device(chosen.actor, by_index),) * len(local)
     evaluator = local[0] if chosen.evaluator == "learner" else _local_device(chosen.evaluator, by_index)

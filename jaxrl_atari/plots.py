@@ -116,6 +116,7 @@ def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]
         file = "comparison_of_suites" if len(runs) > 1 else "comparison"
         files += plot_comparison(curves, output, title, file, x)
     if suites:
+        output.mkdir(parents=True, exist_ok=True)
         save_results(comparison, output, "comparison")
         say(comparison.sections()[-1].to_markdown())
     return files

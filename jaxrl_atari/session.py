@@ -17,7 +17,7 @@ from jaxrl_atari.envs import first_game_seed
 from jaxrl_atari.envs.pool import FinishedGame
 from jaxrl_atari.errors import Stopped, UserError
 from jaxrl_atari.evaluate.during_training import Evaluator
-from jaxrl_atari.evaluate.policy import Policy, load_parameters
+from jaxrl_atari.evaluate.policy import Policy, load_parameters, parameters_digest
 from jaxrl_atari.hardware.distributed import is_leader, sum_over_processes
 from jaxrl_atari.hardware.memory import out_of_memory_advice
 from jaxrl_atari.hardware.monitor import monitor
@@ -25,7 +25,7 @@ from jaxrl_atari.learner import Learner, PendingMetrics, abstract_arrays, first_
 from jaxrl_atari.networks import Network, make_network, speed_hints
 from jaxrl_atari.rollout import Environments, collect
 from jaxrl_atari.runs.actions import write_segment
-from jaxrl_atari.runs.arrays import array_digests, array_shapes, digest_of
+from jaxrl_atari.runs.arrays import array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoint, Checkpoints
 from jaxrl_atari.runs.description import device_text, find_provenance, resume_text
 from jaxrl_atari.runs.files import only_writer
@@ -169,11 +169,15 @@ class Session:
         """Whether training has come to its end: the budget is spent, or `ends_early` was true."""
         return self._has_ended_early or self.config.is_spent(self.progress.env_steps)
 
-    def goes_on(self) -> bool:
-        """Asks all processes whether to collect another rollout: training is not over, and no stop requested."""
+    def ends(self) -> bool:
+        """Asks all processes whether training has come to its end."""
         if not self.is_over:
             self._has_ended_early = sum_over_processes(self.ends_early()) > 0
-        return not self.is_over and not self.is_stopping()
+        return self.is_over
+
+    def goes_on(self) -> bool:
+        """Asks all processes whether to collect another rollout: training is not over, and no stop requested."""
+        return not self.ends() and not self.is_stopping()
 
     def evaluate_if_due(self) -> None:
         """Writes the result of an evaluation that has ended, and starts one if it is due.
@@ -191,12 +195,17 @@ class Session:
                 progress.evaluated_env_steps = progress.env_steps
 
     def checkpoint_if_due(self) -> None:
-        """Writes a checkpoint if one is due, or if its parameters are being evaluated: it may be the best one."""
+        """Writes a checkpoint if one is due, or if its parameters are being evaluated: it may be the best one.
+
+        At the end of training it leaves that to `finish`, which writes the last log point before.
+        """
         progress = self.progress
         is_evaluated = self.evaluator is not None and progress.evaluated_env_steps == progress.env_steps
         is_due = due(self.config.log.checkpoint_every_env_steps, progress.saved_env_steps, progress.env_steps)
         if is_due or sum_over_processes(is_evaluated) > 0:
-            self.save(progress.statistics.mean_return())
+            self.log.read_newest()  # a stop rule may end the session here
+            if not self.ends():
+                self.save(progress.statistics.mean_return())
 
     def save(self, return_mean: float | None) -> None:
         """Writes a checkpoint and the actions that led to it. Only the leader writes.
@@ -450,7 +459,7 @@ def initial_parameters(config: Config, network: Network, say: Callable[[str], ob
     """
     assert config.init_from is not None
     found = load_parameters(config.init_from, config.init_checkpoint)
-    if config.init_digest not in (None, digest_of(array_digests(found))):
+    if config.init_digest not in (None, parameters_digest(config.init_from, config.init_checkpoint)):
         raise UserError(f"{config.init_from}: holds other parameters than when the run began; restore them")
     own = array_shapes(jax.eval_shape(lambda: network.init(new_key(0))))
     shapes = array_shapes(found)

@@ -37,7 +37,7 @@ def run_config_file(path: Path) -> ModuleType:
     it too, because it may register environments, networks or algorithms.
 
     Args:
-        path: a file, or the name of one in configs/, such as `qbert` or `qbert.py`.
+        path: a file, or the name of one in configs/, such as `qbert`, `qbert.py` or `dialects/sb3`.
 
     Raises:
         UserError: the file does not exist.
@@ -45,9 +45,8 @@ def run_config_file(path: Path) -> ModuleType:
     """
     own = PACKAGE / "configs"  # in a wheel; a checkout has it beside the package
     folders = [Path("configs"), own if own.is_dir() else PACKAGE.parent / "configs"]
-    places = [path]
-    if path.parent in (Path(), Path("configs")):
-        places += [folder / f"{path.name.removesuffix('.py')}.py" for folder in folders]
+    name = f"{path.relative_to('configs') if path.parts[:1] == ('configs',) else path}".removesuffix(".py")
+    places = [path, *(folder / f"{name}.py" for folder in folders)]
     file = next(filter(Path.is_file, places), None)
     if file is None:
         names = sorted({path.stem for folder in folders for path in folder.glob("*.py")})

@@ -78,7 +78,8 @@ def report(config: Config, *, with_memory: bool) -> None:
         say(f"devices.gpu = {str(option).lower():5} -> {_session_device(option, visible, started)}")
     for problem in problems:
         say(f"problem: {problem}")
-    chosen = choose_among(config.devices, visible)
+    usable = visible if config.devices.may_use_gpus else VisibleGpus((), "devices.gpu = false")
+    chosen = choose_among(config.devices, usable)
     if with_memory and started.keys() >= {*chosen.learner}:
         say(memory_report(config, [started[index] for index in chosen.learner] or jax.devices("cpu")))
     if problems:

@@ -1,6 +1,7 @@
 """Command lines: where the defaults of a command come from, and its options. tyro reads them."""
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,8 +151,8 @@ def parse(
         arguments: the words of the command line; None for those of this process.
         command: name of the command, such as `train`.
         default: an instance of `options` with the defaults; by default those of the class.
-        stored: the config of the directory that is resumed. If the user names another environment than its own
-            (`pkg:Env-v0`), the module of that environment is imported; a stored name imports nothing.
+        stored: the config of the directory that is resumed. The module of an environment `pkg:Env-v0` that
+            the command line names is imported; a stored name alone imports nothing.
 
     Raises:
         UserError: an option cannot have its value, or would have no effect; or a failed import.
@@ -164,7 +165,9 @@ def parse(
     config = getattr(parsed, "config", None)
     if isinstance(config, Config):
         module, colon, _ = config.env.game.rpartition(":")
-        if colon and config.env.backend == "gymnasium" and (stored is None or config.env.game != stored.env.game):
+        words = sys.argv[1:] if arguments is None else arguments
+        is_named = stored is None or any(word.endswith(config.env.game) for word in words)
+        if colon and config.env.backend == "gymnasium" and is_named:
             import_named([module])
         # Without the switch, each process would train a run of its own. A stored run may have the option.
         count = config.devices.num_processes

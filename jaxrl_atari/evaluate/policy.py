@@ -218,7 +218,7 @@ def load_parameters(
 
 
 def parameters_digest(source: str | Path, checkpoint: Literal["best", "latest"] | int = "best") -> str:
-    """The digest of what `load_parameters` returns. Starts no back end of JAX. Arguments, errors: as there."""
+    """The digest of all parameters in the source of `load_parameters`. Starts no back end of JAX."""
     if Path(source).suffix == ".npz":
         return digest_of(array_digests(load_parameters(source)))
     checkpoints, env_steps = _find(source, checkpoint)

@@ -20,7 +20,7 @@ from jaxrl_atari.cli.signals import received
 from jaxrl_atari.config import DevicesConfig
 from jaxrl_atari.errors import ConfigError, UserError, require
 from jaxrl_atari.hardware.settings import jax_config
-from jaxrl_atari.hardware.start import limit_jax
+from jaxrl_atari.hardware.start import limit_jax, start_jax
 from jaxrl_atari.output import say
 
 WAIT_SECONDS = 24 * 3_600
@@ -33,7 +33,8 @@ def join_processes(options: DevicesConfig) -> None:
     Raises:
         ConfigError: this machine lacks the devices, process 0 cannot use its port, or an option has an impossible
             value.
-        UserError: the options do not say where the other processes are, or JAX has started.
+        UserError: the options do not say where the other processes are; JAX has started, or cannot start on a
+            GPU.
     """
     coordinator, count, index = options.coordinator, options.num_processes, options.process_index
     if coordinator is not None and index == 0:  # without a free port, JAX crashes when the process ends
@@ -67,6 +68,10 @@ def join_processes(options: DevicesConfig) -> None:
                 if received:  # Python swallows an interrupt in a callback, such as one of the garbage collector
                     raise KeyboardInterrupt
             joined.get()
+        if chosen.used:
+            # XLA tunes a program in all processes together, which would wait for those that have it on disk.
+            jax_config.update("jax_enable_compilation_cache", False)
+            start_jax(options, chosen)
     except (RuntimeError, ValueError) as error:
         hint = ""
         if None in (coordinator, count, index):

@@ -173,7 +173,7 @@ def open_journal(search_dir: Path) -> "JournalStorage":
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    path = search_dir / JOURNAL_FILE
+    path = (search_dir / JOURNAL_FILE).absolute()  # its lock is a link to this path
     try:
         return JournalStorage(JournalFileBackend(str(path)))
     except ValueError as error:

@@ -45,7 +45,7 @@ def read_config(directory: Path, file: str = CONFIG_FILE) -> Config:
     if not path.is_file():
         kind = held_kind(directory)
         hint = f"it holds a {kind}" if kind else "expected data/NAME_TIMESTAMP"
-        raise UserError(f"{directory}: not a {KINDS[file]} directory (it has no {file}); {hint}")
+        raise UserError(f"{directory}: not a {KINDS.get(file, 'run')} directory (it has no {file}); {hint}")
     stored = read_result(path, config=dict)["config"]
     try:
         return config_from_dict(stored)

@@ -104,6 +104,7 @@ def check_search(config: Config, search: SearchConfig) -> None:
     expected = "fields of the config, such as ppo.gae_lambda, each with a distribution of Optuna"
     hint = "configs/search_qbert.py is an example of a --config"
     require(search.space, "search.space", {}, expected, hint)
+    require(not config.devices.distributed, "devices.distributed", True, "false in a search")
     tried: dict[str, tuple[Any, ...]] = {}
     for name, each in search.space.items():
         require(can_vary(name) and isinstance(each, Distribution), "search.space", name, expected, hint)

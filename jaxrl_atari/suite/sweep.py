@@ -52,7 +52,7 @@ class SweepPlan(NamedTuple):
 def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Config]:
     """Makes the config of each game's trial.
 
-    All games have one protocol: the config's, unless the name of the config's game implies another.
+    All games have one protocol: the config's or, if it chooses none, the one that the name of its game implies.
 
     Args:
         config: the config of the suite.
@@ -67,7 +67,7 @@ def game_configs(config: Config, games: Sequence[str] | None) -> dict[str, Confi
     backend = config.env.backend
     require(backend != "gymnasium", "env.backend", backend, "ale or envpool in a suite, whose games are ALE's")
     configs: dict[str, Config] = {}
-    protocol = parse_game(config.env.game)[1] or config.env.protocol
+    protocol = config.env.protocol if config.env.protocol != "auto" else parse_game(config.env.game)[1] or "auto"
     if games is None:
         games = [name for name in GAMES if game_under(name, config.env.resolved_protocol).references]
     for game in games:

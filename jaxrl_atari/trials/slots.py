@@ -13,7 +13,6 @@ from jaxrl_atari.config import Config, DevicesConfig, NonNegativeFloat, NonNegat
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.hardware.choice import choose_devices, divide_gpus
 from jaxrl_atari.hardware.cpu import DEFAULT_THREADS_VARIABLE, emulator_cores
-from jaxrl_atari.hardware.gpus import visible_gpus
 from jaxrl_atari.hardware.memory import FRACTION_VARIABLE, memory_fraction
 from jaxrl_atari.output import counted
 
@@ -98,6 +97,8 @@ def plan_search_slots(resources: ResourcesConfig, devices: DevicesConfig, trials
     share = allot(resources, [machine], devices)
     slots, _ = _slots(devices, trials)
     room = len(slots) * share.jobs_on_gpu or emulator_cores() // share.cpu
+    if resources.cpu:
+        room = min(room, emulator_cores() // resources.cpu)
     variables = share_variables(share, devices)
     return SlotPlan([Slot(slot.text, {**slot.variables, **variables}) for slot in slots], min(room, trials))
 
@@ -129,7 +130,8 @@ def _limits(devices: DevicesConfig, cores: int, jobs_on_gpu: int) -> dict[str, s
     """
     variables = {DEFAULT_THREADS_VARIABLE: str(cores)}
     if jobs_on_gpu:
-        memory = min((gpu.memory for gpu in visible_gpus().gpus), default=0)
+        gpus = choose_devices(devices).gpus
+        memory = min((gpus[index].memory for block in divide_gpus(devices)[0] for index in block), default=0)
         fraction = memory_fraction(devices, jobs_on_gpu, memory)
         if fraction is not None:
             variables[FRACTION_VARIABLE] = str(fraction)

@@ -142,10 +142,12 @@ def run_training(
             failures: dict[str, UserError] = {}
             if plan is not None:
                 failures = _train_sessions(config, directory, left, plan, writers, stop)
-            elif before is not None and config.sessions != before.sessions:
-                # A finished run keeps the rest of the config that it was trained with.
-                kept = dataclasses.replace(before, sessions=config.sessions)
-                write_json(directory / CONFIG_FILE, describe(kept, directory))
+            elif before is not None:  # a finished run keeps the rest of the config that it was trained with
+                kept = dataclasses.replace(
+                    before, sessions=config.sessions, total_env_steps=config.total_env_steps
+                )
+                if kept != before:
+                    write_json(directory / CONFIG_FILE, describe(kept, directory))
         return TrainingResult(directory, _summarise_or_raise(config, directory, failures))
 
 
@@ -217,6 +219,8 @@ def train_alone(config: Config, run_dir: Path, session: int) -> None:
     """
     require(0 <= session < config.sessions, "--session", session, f"0 to {config.sessions - 1}")
     require(not config.devices.distributed, "devices.distributed", True, "false with --session")
+    check_config(config)
+    check_environment(config.env)
     config_to_resume(config, run_dir)
     config = begin_run(config, run_dir)
     if session in unfinished_sessions(config, run_dir):
@@ -249,7 +253,11 @@ def _summary_if_stopped(config: Config, run_dir: Path) -> Iterator[None]:
             write_json(run_dir / TRIAL_SUMMARY_FILE, read_run(run_dir).summary)
         text = "stopped; every session has finished"
         if unfinished_sessions(config, run_dir):
-            text = f"stopped; go on with {command_line('train', '--resume', run_dir)}"
+            # Before the first update, config.json may lack the options of this start.
+            stored = read_config(run_dir).to_dict() if (run_dir / CONFIG_FILE).is_file() else {}
+            is_stored = stored == config.to_dict() | {"init_digest": stored.get("init_digest")}
+            how = command_line("train", "--resume", run_dir) if is_stored else "the same command"
+            text = f"stopped; go on with {how}"
         raise type(interrupt)(text) from None
 
 

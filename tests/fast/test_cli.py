@@ -38,7 +38,7 @@ def test_errors_are_one_line_and_bugs_keep_their_traceback(capsys):
         assert printed.endswith(line)
 
 
-ONE_OF_TWO = "--devices.distributed --devices.num-processes 2 --devices.process-index"
+ONE_OF_TWO = "--devices.distributed --devices.data-parallel all --devices.num-processes 2 --devices.process-index"
 REFUSED = {
     "__main__ trian --seed 1": "did you mean train?",
     "train --env.num-envs 0": "env.num_envs = 0: expected a whole number of at least 1",
@@ -117,6 +117,7 @@ def test_a_config_is_found_by_its_name_and_the_users_own_comes_first(tmp_path, m
     monkeypatch.chdir(tmp_path)  # where there is no configs/
     assert load_config(Path("quickstart")) == load_config(ROOT / "configs" / "quickstart.py")
     assert load_config(Path("configs/qbert.py")).name == "qbert"
+    assert load_config(Path("configs/dialects/sb3.py")).name == "sb3"
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "qbert.py").write_text(
         "from jaxrl_atari import Config\nget_config = lambda: Config(seed=7)"

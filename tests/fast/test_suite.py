@@ -93,7 +93,7 @@ REFUSED = [
     (["--env.protocol", "machado"], "under a protocol with reference scores"),
     (["--games", "PongNoFrameskip-v4"], "expected Pong"),
     (["--env.game", "Pong"], "choose with --games"),
-    (["--games", "Pong", "--devices.distributed"], "devices.distributed = True"),
+    (["--games", "Pong", "--devices.distributed", "--devices.data-parallel", "all"], "devices.distributed = True"),
     (["--vary", "ppo.gamma"], "expected FIELD=VALUE,VALUE,..."),
     (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
     (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
@@ -126,6 +126,9 @@ def test_the_protocol_of_the_configs_game_holds_for_every_game(tmp_path):
     _, suite, _ = suite_command.parse_options(["--games", "Pong", "Alien", "--config", str(path)])
     configs = game_configs(suite.config, suite.games).values()
     assert {config.env.resolved_protocol for config in configs} == {"classic"}
+    line = ["--games", "Pong", "--config", str(path), "--env.protocol", "v5"]
+    _, suite, _ = suite_command.parse_options(line)
+    assert game_configs(suite.config, suite.games)["Pong"].env.resolved_protocol == "v5", "as in `train`"
 
 
 def test_run_dir_starts_a_suite_or_goes_on_with_the_one_it_holds(tmp_path):

@@ -4,13 +4,8 @@ import signal
 import time
 
 import pytest
-from two_processes import TINY, distributed, output_of_both, together
+from two_processes import TINY, distributed, output_of_both
 from user_commands import free_address, start
-
-
-def test_each_process_needs_a_device(tmp_path):
-    for output in together(*TINY, "--devices.data-parallel", 1, "--run-dir", tmp_path / "run", status=2):
-        assert "error: devices.data_parallel = 1: expected all, or enough for the 2 processes" in output
 
 
 def test_each_process_needs_as_many_devices_as_the_others(tmp_path):

@@ -120,6 +120,15 @@ def test_a_trial_starts_from_a_trained_network(trained, tmp_path, capsys):
         run_training(from_file, tmp_path / "changed")
 
 
+def test_a_trial_starts_from_a_network_that_learned_with_parameters_of_the_algorithm(tmp_path):
+    short = change(TINY, total_env_steps=64, algorithm="rnd")
+    run_training(short, tmp_path / "rnd")
+    kept = change(short, algorithm="ppo", init_from=str(tmp_path / "rnd"), ppo={"learning_rate": 0.0})
+    run_training(kept, tmp_path / "ppo")
+    found, expected = (load_parameters(tmp_path / name, "latest") for name in ("ppo", "rnd"))
+    assert all(np.array_equal(found[path], expected[path]) for path in expected)
+
+
 def test_a_limit_of_the_log_options_ends_a_session(tmp_path):
     config = change(TINY, log={"stop_after_hours": 1e-9})
     summary = run_training(config, tmp_path / "run").summary
