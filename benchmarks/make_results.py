@@ -131,7 +131,7 @@ def groups(rows: Sequence[Row], *names: str) -> dict[tuple[str, ...], list[Row]]
 
 def finished(rows: Sequence[Row]) -> list[Row]:
     """The rows of the sessions that have spent their budgets."""
-    return [row for row in rows if int(row["budget"]) - int(row["env_steps"]) < ROLLOUT]
+    return [row for row in rows if int(row["env_steps"]) > int(row["budget"]) - ROLLOUT]
 
 
 def game_table(rows: Sequence[Row]) -> str:

@@ -385,8 +385,6 @@ class Config:
         if self.devices.distributed:
             # Processes sum their env steps while acting; with overlap, each would at another point of the update.
             require(self.overlap == "none", "overlap", self.overlap, "none with devices.distributed")
-            devices = self.devices.data_parallel
-            require(devices == "all", "devices.data_parallel", devices, "all with devices.distributed")
             parallel = self.trial.parallel
             require(parallel <= 1, "trial.parallel", parallel, "0 or 1 with devices.distributed")
 

@@ -86,7 +86,8 @@ def _plot_each_kind(options: Options, directories: Sequence[Path]) -> list[Path]
             if kind == "search":
                 files += plot_search(path)
             elif kind == "sweep" and options.column:
-                runs += read_results(path).curves()
+                prefix = f"{name} " if count > 1 else ""
+                runs += [(f"{prefix}{setting}", run) for setting, run in read_results(path).curves()]
             elif kind == "sweep":
                 files += plot_comparison(read_results(path).curves(), path / GRAPHS_FOLDER, x=options.x)
             elif kind == "suite":

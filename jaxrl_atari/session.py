@@ -202,10 +202,8 @@ class Session:
         progress = self.progress
         is_evaluated = self.evaluator is not None and progress.evaluated_env_steps == progress.env_steps
         is_due = due(self.config.log.checkpoint_every_env_steps, progress.saved_env_steps, progress.env_steps)
-        if is_due or sum_over_processes(is_evaluated) > 0:
-            self.log.read_newest()  # a stop rule may end the session here
-            if not self.ends():
-                self.save(progress.statistics.mean_return())
+        if (is_due or sum_over_processes(is_evaluated) > 0) and not self.ends():
+            self.save(progress.statistics.mean_return())
 
     def save(self, return_mean: float | None) -> None:
         """Writes a checkpoint and the actions that led to it. Only the leader writes.

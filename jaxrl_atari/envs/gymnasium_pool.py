@@ -241,7 +241,11 @@ class GymnasiumPool(EnvPool):
 
     def _lives(self, info: dict[str, Any]) -> np.ndarray:
         """The lives of each environment, int32 [n]."""
-        return info["lives"].astype(np.int32) if self._is_atari else self.lives
+        if not self._is_atari:
+            return self.lives
+        if not np.all(info.get("_lives", False)):
+            raise UserError("env.wrapper: it loses `info`; it has to return that of the environment")
+        return info["lives"].astype(np.int32)
 
     def screen(self) -> np.ndarray:
         """The image that environment 0 renders, uint8 [height, width, 3]; its grey frame if it renders none."""

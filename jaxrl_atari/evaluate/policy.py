@@ -239,7 +239,7 @@ def _find(
             f"{session_dir}: holds no checkpoint; there is no such session, or it has written none yet"
         )
     if checkpoint == "latest":
-        return checkpoints, checkpoints.env_steps()[-1]
+        return checkpoints, checkpoints.newest([])[0].env_steps  # with a sound meta
     wanted = checkpoints.best_env_steps() if checkpoint == "best" else checkpoint
     assert wanted is not None  # there is a checkpoint, and so a best one
     return checkpoints, wanted

@@ -106,7 +106,7 @@ def choose_device(
 def _learner_gpus(options: DevicesConfig, visible: VisibleGpus, first: int) -> tuple[int, ...]:
     """The indices of the GPUs that learn in this process, where `devices.gpu` means the GPU `first`."""
     all_indices = range(len(visible.gpus))
-    if options.distributed:  # `data_parallel` counts the devices of all processes
+    if options.distributed:  # all devices of all processes learn
         hint = "CUDA_VISIBLE_DEVICES chooses the GPUs of each process"
         require(
             gpu_index(options.gpu) is None, "devices.gpu", options.gpu, "no index with devices.distributed", hint

@@ -56,7 +56,7 @@ class Run:
         """The name of a session: `session_0`; in a merged run, with its own run: `qbert_b/session_0`."""
         if session_dir.parent == self.path:
             return session_dir.name
-        together = os.path.commonpath([path.absolute() for path in self.tables])
+        together = os.path.commonpath([path.absolute().parent.parent for path in self.tables])
         return str(session_dir.absolute().relative_to(together))
 
     @property

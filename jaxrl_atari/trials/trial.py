@@ -223,7 +223,7 @@ def train_alone(config: Config, run_dir: Path, session: int) -> None:
     check_environment(config.env)
     config_to_resume(config, run_dir)
     config = begin_run(config, run_dir)
-    if session in unfinished_sessions(config, run_dir):
+    if not is_finished(config, session_path(run_dir, session)):
         train_session(config, run_dir, session)
     if not unfinished_sessions(config, run_dir):
         _summarise_or_raise(config, run_dir, {})
@@ -255,7 +255,7 @@ def _summary_if_stopped(config: Config, run_dir: Path) -> Iterator[None]:
         if unfinished_sessions(config, run_dir):
             # Before the first update, config.json may lack the options of this start.
             stored = read_config(run_dir).to_dict() if (run_dir / CONFIG_FILE).is_file() else {}
-            is_stored = stored == config.to_dict() | {"init_digest": stored.get("init_digest")}
+            is_stored = changed_fields(stored, config.to_dict()).keys() <= {"init_digest"}
             how = command_line("train", "--resume", run_dir) if is_stored else "the same command"
             text = f"stopped; go on with {how}"
         raise type(interrupt)(text) from None

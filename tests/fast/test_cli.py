@@ -66,6 +66,7 @@ REFUSED = {
     'train --env.backend gymnasium --env.game ALE/Pong-v5 --env.options {"continuous":true}': "discrete",
     'train --env.backend gymnasium --env.game ALE/Pong-v5 --env.options {"frameskip":2}': "frameskip",
     f"train {ONE_OF_TWO} 0 --devices.coordinator localhost:9": "devices.distributed: expected --run-dir",
+    f"train --run-dir a {ONE_OF_TWO} 0 --devices.data-parallel 2": "devices.data_parallel = 2: expected all",
     f"train --run-dir a {ONE_OF_TWO} 0 --devices.coordinator localhost": "expected HOST:PORT, with a free",
     f"train --run-dir a {ONE_OF_TWO} 2 --devices.coordinator localhost:9": "devices.process_index = 2: expected",
     "search --config configs/qbert.py": "get_search",

@@ -88,7 +88,6 @@ INVALID = {
     "total_env_steps = 100": lambda: Config(total_env_steps=100).check_sizes(1),
     "env.num_groups = 16": lambda: Config(env=EnvConfig(num_groups=16)).check_sizes(2),
     "devices.data_parallel = 3": lambda: Config().check_sizes(3),
-    "devices.data_parallel = 1": lambda: Config(devices=DevicesConfig(distributed=True)),
     "overlap = 'update'": lambda: Config(overlap="update", devices=DevicesConfig(distributed=True)),
 }
 """How the one line of error begins -> what makes it."""

@@ -93,7 +93,7 @@ REFUSED = [
     (["--env.protocol", "machado"], "under a protocol with reference scores"),
     (["--games", "PongNoFrameskip-v4"], "expected Pong"),
     (["--env.game", "Pong"], "choose with --games"),
-    (["--games", "Pong", "--devices.distributed", "--devices.data-parallel", "all"], "devices.distributed = True"),
+    (["--games", "Pong", "--devices.distributed"], "devices.distributed = True"),
     (["--vary", "ppo.gamma"], "expected FIELD=VALUE,VALUE,..."),
     (["--vary", "ppo.gama=0.9"], "did you mean ppo.gamma?"),
     (["--vary", "total_env_steps=1,2"], "expected a field that may differ between settings"),
