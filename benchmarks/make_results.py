@@ -227,7 +227,7 @@ def draw_band(axes: Axes, folder: Path, sessions: Sequence[Row]) -> None:
     mean = returns.mean(axis=0)
     error = stats.t.ppf(0.975, len(curves) - 1) * stats.sem(returns, axis=0)
     for row, curve in zip(sessions, curves, strict=True):
-        label = f"seeds {sessions[0]['seed']} to {sessions[-1]['seed']}" if row is sessions[0] else None
+        label = f"seeds {', '.join(row['seed'] for row in sessions)}" if row is sessions[0] else None
         axes.plot(
             curve["env_steps"], curve["return_mean"], color=COLOURS[0], alpha=0.4, linewidth=0.8, label=label
         )

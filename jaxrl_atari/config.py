@@ -543,8 +543,7 @@ def set_fields(config: Config, fields: Mapping[str, Any]) -> Config:
         parent = values
         for each in parents:
             parent = parent[each]
-        is_word = value is None and isinstance(parent.get(leaf), str)  # `overlap=none`
-        parent[leaf] = "none" if is_word else value
+        parent[leaf] = "none" if name == "overlap" and value is None else value
     return config_from_dict(values)
 
 

@@ -106,8 +106,8 @@ def measure_training(training: Training, seconds: float) -> dict[str, float]:
         `end_to_end_sps`, and `MACHINE_COLUMNS` over the time since the last log point, if one was due meanwhile.
     """
     progress = training.session.progress
-    next(training.iterations)
     training.log_point()  # the columns of the next one cover the time from here on
+    next(training.iterations)
 
     def iterate() -> int:
         before = progress.env_steps

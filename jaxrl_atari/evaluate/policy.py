@@ -179,8 +179,9 @@ def load_policy(
     params = loaded.to_devices("arrays", {"train_state": {"params": target}})["train_state"]["params"]
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0)
-    if backend is not None:
-        env = dataclasses.replace(env, backend=backend)
+    if backend is not None:  # each names games in its own way
+        rules = {"game": env.atari_game, "protocol": env.protocol_name} if env.atari_game else {}
+        env = dataclasses.replace(env, backend=backend, **rules)
     return Policy(
         config=dataclasses.replace(config, env=env),
         network=make_network(config.network, num_actions, device_class(device)),

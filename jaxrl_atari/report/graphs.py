@@ -124,7 +124,8 @@ def plot_session(run: Run, session_dir: Path) -> list[Path]:
     metrics = [column for column in table if column in CHART_PANELS or section_of(column) != "charts"]
     panels = [column for column in metrics if np.isfinite(table[column]).any()]
     rows = math.ceil(len(panels) / 3)
-    title = f"{run.config.name}: {run.game.name}, protocol {run.protocol}, {session_dir.name.replace('_', ' ')}"
+    session = run.session_name(session_dir).replace("_", " ")
+    title = f"{run.config.name}: {run.game.name}, protocol {run.protocol}, {session}"
     figure = new_figure(title, 11, 5 + 2.3 * rows)
     grid = figure.add_gridspec(1 + rows, 3, height_ratios=[1.8] + rows * [1])
 

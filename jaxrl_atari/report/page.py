@@ -221,7 +221,7 @@ def _settings_sections(config: Config, description: Mapping[str, Any]) -> list[S
     machine = {name: cell_text(value) for name, value in flat(software).items() if value is not None}
     for resume in resumes(description):
         changes = [f"{name}: {' -> '.join(map(str, values))}" for name, values in resume["changed"].items()]
-        machine[f"resumed {resume.get('date')}"] = "; ".join(changes)
+        machine[f"resumed {resume.get('date')}"] = "; ".join(changes) or "other software or another machine"
     return [
         Section("Protocol and config", table_of(rows), [note], facts=facts),
         Section("Software and hardware", facts=machine),

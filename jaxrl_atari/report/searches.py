@@ -107,7 +107,7 @@ def plot_search(search_dir: Path) -> list[Path]:
     """
     study = read_study(search_dir)
     scored = scored_trials(study) if study else None
-    if scored is None or not scored.trials:
+    if scored is None or not scored.best_trials:
         hint = "wait for the first finished game; drawing needs pip install 'jaxrl_atari[search]'"
         raise NoLogPoint(f"{search_dir}: holds no trial with a score; {hint}")
     with default_style(), warnings.catch_warnings():
@@ -147,6 +147,7 @@ def scored_trials(study: "optuna.Study") -> "optuna.Study":
 
     complete = optuna.create_study(direction="maximize")
     for trial in study.trials:
+        copy = optuna.trial.create_trial(state=optuna.trial.TrialState.FAIL)  # a copy has the number of its place
         score = newest_score(trial)
         if score is not None and trial.params:
             copy = optuna.trial.create_trial(
@@ -155,7 +156,7 @@ def scored_trials(study: "optuna.Study") -> "optuna.Study":
                 value=score,
                 intermediate_values=trial.intermediate_values,
             )
-            complete.add_trial(copy)
+        complete.add_trial(copy)
     return complete
 
 

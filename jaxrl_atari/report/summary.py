@@ -145,7 +145,7 @@ def merge_runs(runs: Sequence[Run], path: Path) -> Run:
         merged.tables.update(run.tables)
         merged.early_ends.update(run.early_ends)
     sessions = sum(run.config.sessions for run in runs)
-    return replace(merged, config=replace(first.config, sessions=sessions))
+    return replace(merged, config=replace(first.config, name=path.absolute().name, sessions=sessions))
 
 
 class Members(NamedTuple):

@@ -203,11 +203,12 @@ def test_directories_of_all_kinds_are_drawn_and_an_empty_one_is_named(tmp_path, 
 
 
 def test_the_graphs_of_a_search_have_the_trials_that_asha_stopped_and_those_that_run(tmp_path, figures):
-    trials = ((1e-4, 3.0, "COMPLETE"), (1e-3, 9.0, "PRUNED"), (3e-4, 6.0, "RUNNING"), (1e-2, None, "RUNNING"))
+    trials = ((1e-2, None, "RUNNING"), (1e-4, 3.0, "COMPLETE"), (1e-3, 9.0, "PRUNED"), (3e-4, 6.0, "RUNNING"))
     write_search(tmp_path / "search", trials)
     plot_search(tmp_path / "search")
     curves, _, fields, *_ = figures  # each as PNG and SVG
     drawn = [line.get_xydata().tolist() for line in curves.axes[0].lines]
     assert sorted(drawn) == [[[100, 1], [200, 3]], [[100, 2], [200, 6]], [[100, 3], [200, 9]]]
+    assert [line.get_label() for line in curves.axes[0].lines] == ["Trial1", "Trial2", "Trial3"], "as in the study"
     points = [point for each in fields.axes[0].collections for point in each.get_offsets().tolist()]
     assert sorted(points) == [[1e-4, 3], [3e-4, 6], [1e-3, 9]]
