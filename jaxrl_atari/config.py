@@ -35,6 +35,8 @@ class Limits(NamedTuple):
 UNLIMITED = Limits()
 PositiveInt = Annotated[int, Limits(1)]
 NonNegativeInt = Annotated[int, Limits(0)]
+CheckpointChoice = Literal["best", "latest"] | NonNegativeInt
+"""A checkpoint as the user chooses it: a number is that of env steps."""
 Fraction = Annotated[float, Limits(0.0, 1.0)]
 NonNegativeFloat = Annotated[float, Limits(0.0)]
 PositiveFloat = Annotated[float, Limits(1e-6)]
@@ -363,7 +365,7 @@ class Config:
     init_from: str | None = None
     """Parameters that new sessions start from, as far as their names and shapes fit: the directory of a run or a
     session, or an .npz file (docs/train.md). None: random ones."""
-    init_checkpoint: NonNegativeInt | Literal["best", "latest"] = "best"
+    init_checkpoint: CheckpointChoice = "best"
     """Checkpoint of the run that init_from names: `best`, `latest` or its env steps."""
     init_digest: str | None = None
     """Digest of the parameters of init_from; a session refuses others. None: the run fills it in."""
@@ -565,6 +567,11 @@ def parse_value(text: str) -> bool | int | float | str | None:
         number = float(text)
         return int(number) if number.is_integer() else number
     return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def value_text(value: Any) -> str:
+    """A value as `parse_value` reads it: `0.0001`, `true`, `none`."""
+    return str(value).lower() if isinstance(value, bool | None) else str(value)
 
 
 # --- Checks ------------------------------------------------------------------------------------------------------

@@ -343,14 +343,10 @@ def first_arrays(
     return jax.device_put(arrays, device)
 
 
-def abstract_arrays(
-    network: Network, algorithm: Algorithm, options: PPOConfig, *, device: jax.Device
-) -> dict[str, Any]:
-    """Shapes, types and placement of what `first_arrays` returns."""
+def abstract_arrays(network: Network, algorithm: Algorithm, options: PPOConfig) -> dict[str, Any]:
+    """Shapes and types of what `first_arrays` returns."""
     key = jax.eval_shape(lambda: new_key(0))
-    shapes = jax.eval_shape(partial(_first_arrays, network, algorithm, options), key, {})
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+    return jax.eval_shape(partial(_first_arrays, network, algorithm, options), key, {})
 
 
 @partial(jax.jit, static_argnums=(0, 1))

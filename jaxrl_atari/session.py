@@ -330,12 +330,12 @@ def open_session(
             initial = initial_parameters(config, network, say) if config.init_from else None
             arrays = first_arrays(network, algorithm, options, seed=seed, device=placement.home, initial=initial)
         else:
-            target = abstract_arrays(network, algorithm, options, device=placement.home)
-            arrays = resumed.to_devices("arrays", target)
+            home = placement.home
+            arrays = resumed.to_device("arrays", abstract_arrays(network, algorithm, options), home)
             if "acting" in resumed.items:
-                acting = resumed.to_devices("acting", arrays["train_state"].params)
+                acting = resumed.to_device("acting", arrays["train_state"].params, home)
             if "evaluation" in resumed.items:
-                evaluated = resumed.to_devices("evaluation", arrays["train_state"].params)
+                evaluated = resumed.to_device("evaluation", arrays["train_state"].params, home)
         learner = Learner(
             placement,
             network,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_atari.config import Config
-from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.columns import SECTIONS
 from jaxrl_atari.runs.files import write_json
 
 
@@ -15,7 +15,7 @@ def table(return_mean, env_steps=None, **columns):
     """A session's table with the given returns: a log point every 100 env steps and 4 optimiser steps."""
     count = len(return_mean)
     steps = 100.0 * np.arange(1, count + 1) if env_steps is None else np.asarray(env_steps, float)
-    filled = {name: np.zeros(count) for name, column in COLUMNS.items() if column.section in ("charts", "losses")}
+    filled = {name: np.zeros(count) for name in (*SECTIONS["charts"], *SECTIONS["losses"])}
     filled |= {
         "env_steps": steps,
         "optimizer_steps": steps / 25,

@@ -8,6 +8,7 @@ from jaxrl_atari.algorithm import TrainState
 from jaxrl_atari.runs.arrays import array_shapes
 from jaxrl_atari.runs.checkpoints import Checkpoints
 
+CPU = jax.devices("cpu")[0]
 GAMES = {"steps": np.arange(3), "frame": np.full((3, 84, 84), 7, np.uint8)}
 
 
@@ -32,7 +33,7 @@ def save_two(session_dir):
 def newest(session_dir, actions=6):
     """The newest sound checkpoint: its env steps, its arrays, and the newer checkpoints, which are damaged."""
     checkpoint, damaged = Checkpoints(session_dir).newest(["arrays"])
-    return checkpoint.env_steps, checkpoint.to_devices("arrays", small_arrays(0, actions)), damaged
+    return checkpoint.env_steps, checkpoint.to_device("arrays", small_arrays(0, actions), CPU), damaged
 
 
 def assert_same(a, b):

@@ -77,9 +77,9 @@ def jobs(kind, folder, count):
 def parent(folder):
     """Two jobs side by side until they are stopped."""
     from jaxrl_atari.trials.launch import run_jobs
-    from jaxrl_atari.trials.slots import Slot
+    from jaxrl_atari.trials.slots import Slot, SlotPlan
 
-    run_jobs(jobs("until_stopped", folder, 2), lambda job, failure: None, slots=[Slot("here", {})], parallel=2)
+    run_jobs(jobs("until_stopped", folder, 2), lambda job, failure: None, SlotPlan([Slot("here", {})], 2))
 
 
 def main():

@@ -3,6 +3,7 @@
 import shutil
 import threading
 
+import jax
 import numpy as np
 import pytest
 from small_training import edit_meta, first_arrays
@@ -61,7 +62,7 @@ def change_a_weight(session_dir, config):
     start = checkpoints.env_steps()[0]
     checkpoint = checkpoints.read(start)
     meta = checkpoint.meta
-    arrays = checkpoint.to_devices("arrays", first_arrays(config, meta["num_actions"]))
+    arrays = checkpoint.to_device("arrays", first_arrays(config, meta["num_actions"]), jax.devices("cpu")[0])
     kernel = np.array(arrays["train_state"].params["dense"]["kernel"])
     kernel[100, 100] += 1e-3
     params = {**arrays["train_state"].params, "dense": {**arrays["train_state"].params["dense"], "kernel": kernel}}

@@ -8,7 +8,7 @@ lists the remaining differences, and `docs/dialects.md` compares the dialects.
 from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config, PPOConfig
+from jaxrl_atari.config import Config, PPOConfig, value_text
 
 
 class Dialect(NamedTuple):
@@ -83,7 +83,7 @@ def dialect_text(config: Config) -> str:
         env = replace(default.env, num_envs=dialect.num_envs)
         known[name] = _settings(replace(default, env=env, ppo=dialect.ppo))
     differences = {
-        name: [f"{field}={_text(value)}" for field, value in own.items() if value != settings[field]]
+        name: [f"{field}={value_text(value)}" for field, value in own.items() if value != settings[field]]
         for name, settings in known.items()
     }
     name = min(differences, key=lambda each: len(differences[each]))  # among equals, the first
@@ -100,7 +100,3 @@ def _settings(config: Config) -> dict[str, Any]:
         "algorithm": config.algorithm,
         "network": config.network.name,
     }
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool | None) else str(value)

@@ -5,12 +5,19 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from jaxrl_atari.config import Config, NonNegativeInt, alternatives, changed_fields, check_fields, parse_value
+from jaxrl_atari.config import (
+    CheckpointChoice,
+    Config,
+    alternatives,
+    changed_fields,
+    check_fields,
+    parse_value,
+)
 from jaxrl_atari.errors import UserError, require
 from jaxrl_atari.imports import import_named
 from jaxrl_atari.output import say_changes
@@ -28,9 +35,6 @@ RunDir = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN_DIR")]
 
 MoreDirs = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR ...]")]
 """The type of the further words of such a command."""
-
-CheckpointChoice = Literal["best", "latest"] | NonNegativeInt
-"""A checkpoint as the user chooses it: a number is that of env steps."""
 
 CheckpointOption = Annotated[
     CheckpointChoice,

@@ -45,18 +45,6 @@ class FireOnReset(gymnasium.Wrapper):
         return observation, info
 
 
-class SumRewards(gymnasium.Wrapper):
-    """Adds up the rewards of its steps in `total`."""
-
-    total = 0.0
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps, as `gymnasium.Env.step`."""
-        result = self.env.step(action)
-        self.total += float(result[1])
-        return result
-
-
 class KeepReward(gymnasium.Wrapper):
     """Puts the environment's own reward into `info["raw_reward"]`, whatever the user's wrapper makes of it.
 
@@ -64,14 +52,18 @@ class KeepReward(gymnasium.Wrapper):
     """
 
     def __init__(self, env: gymnasium.Env, wrap: Callable[[gymnasium.Env], gymnasium.Env]):
-        self._rewards = SumRewards(env)
-        super().__init__(wrap(self._rewards))
+        super().__init__(wrap(wrappers.TransformReward(env, lambda reward: self._add(reward))))
+        self._total = 0.0
+
+    def _add(self, reward: Any) -> Any:
+        self._total += float(reward)
+        return reward
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps, as `gymnasium.Env.step`."""
-        self._rewards.total = 0.0
+        self._total = 0.0
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, info | {"raw_reward": self._rewards.total}
+        return observation, reward, terminated, truncated, info | {"raw_reward": self._total}
 
 
 def make_single(env: EnvConfig, render: bool = False) -> gymnasium.Env:

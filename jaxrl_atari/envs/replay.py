@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -41,22 +40,19 @@ def play_again(
             step = pool.step(np.array([each[-remaining] if remaining <= len(each) else 0 for each in actions]))
 
 
-class Replayed(NamedTuple):
-    """The state of games in progress, after they were played again."""
-
-    step: EnvStep  # the newest step
-    frames: np.ndarray  # uint8 [3, n, 84, 84], the frames before it, the oldest first
-    age: np.ndarray  # int32 [n], how many frames of its game precede the last of `frames`, at most 3
-    episodes: EpisodeCounter  # return and length so far
-
-
-def restore_games(pool: EnvPool, start: EnvStep, games: GamesInProgress) -> Replayed:
+def restore_games(
+    pool: EnvPool, start: EnvStep, games: GamesInProgress
+) -> tuple[EnvStep, np.ndarray, np.ndarray, EpisodeCounter]:
     """Plays the games of a checkpoint again in a new pool, which then continues their record. Shows progress.
 
     Args:
         pool: a pool before its first step.
         start: what its `reset` returned.
         games: the first part of what `GameRecord.cut_segment` returned.
+
+    Returns:
+        The newest step; the frames before it, uint8 [3, n, 84, 84], the oldest first; how many frames of its game
+        precede the last of these, at most 3, int32 [n]; returns and lengths so far.
 
     Raises:
         UserError: the games do not end as in the checkpoint, which is damaged or of another emulator or game.
@@ -84,4 +80,4 @@ def restore_games(pool: EnvPool, start: EnvStep, games: GamesInProgress) -> Repl
     if record is not None:
         record.restore(games)
     pool.record = record
-    return Replayed(step, frames, age, episodes)
+    return step, frames, age, episodes

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_atari.algorithm import new_key
-from jaxrl_atari.config import Config, config_from_dict
+from jaxrl_atari.config import CheckpointChoice, Config, config_from_dict
 from jaxrl_atari.devices import device_class, pick_device
 from jaxrl_atari.envs.pool import FRAME_SIZE, STACK
 from jaxrl_atari.errors import UserError, reason
@@ -142,7 +142,7 @@ class Policy:
 
 def load_policy(
     run_dir: str | Path,
-    checkpoint: Literal["best", "latest"] | int = "best",
+    checkpoint: CheckpointChoice = "best",
     *,
     device: jax.Device | None = None,
     session: int | None = None,
@@ -174,9 +174,7 @@ def load_policy(
     config = config_from_dict(loaded.meta["config"])
     num_actions = loaded.meta["num_actions"]
     shapes = jax.eval_shape(lambda: make_network(config.network, num_actions).init(new_key(0)))
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    target = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
-    params = loaded.to_devices("arrays", {"train_state": {"params": target}})["train_state"]["params"]
+    arrays = loaded.to_device("arrays", {"train_state": {"params": shapes}}, device)
     # `num_threads` was the session's share of the cores in training. Here, all usable cores play.
     env = dataclasses.replace(config.env, num_threads=0)
     if backend is not None:  # each names games in its own way
@@ -185,7 +183,7 @@ def load_policy(
     return Policy(
         config=dataclasses.replace(config, env=env),
         network=make_network(config.network, num_actions, device_class(device)),
-        params=params,
+        params=arrays["train_state"]["params"],
         device=device,
         session_dir=checkpoints.session_dir,
         env_steps=loaded.env_steps,
@@ -193,9 +191,7 @@ def load_policy(
     )
 
 
-def load_parameters(
-    source: str | Path, checkpoint: Literal["best", "latest"] | int = "best"
-) -> dict[str, np.ndarray]:
+def load_parameters(source: str | Path, checkpoint: CheckpointChoice = "best") -> dict[str, np.ndarray]:
     """The parameters of a trained network: path, such as `value/bias` -> array.
 
     Args:
@@ -218,7 +214,7 @@ def load_parameters(
         ) from error
 
 
-def parameters_digest(source: str | Path, checkpoint: Literal["best", "latest"] | int = "best") -> str:
+def parameters_digest(source: str | Path, checkpoint: CheckpointChoice = "best") -> str:
     """The digest of all parameters in the source of `load_parameters`. Starts no back end of JAX."""
     if Path(source).suffix == ".npz":
         return digest_of(array_digests(load_parameters(source)))
@@ -229,7 +225,7 @@ def parameters_digest(source: str | Path, checkpoint: Literal["best", "latest"] 
 
 
 def _find(
-    run_dir: str | Path, checkpoint: Literal["best", "latest"] | int, session: int | None = None
+    run_dir: str | Path, checkpoint: CheckpointChoice, session: int | None = None
 ) -> tuple[Checkpoints, int]:
     """The checkpoints of a session, and the env steps of the chosen one. Arguments, errors: as `load_policy`."""
     path = Path(run_dir).expanduser()

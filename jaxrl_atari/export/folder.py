@@ -107,19 +107,15 @@ def readme(policy: Policy, about: Mapping[str, Any], run: Run, memory_shapes: Se
     template = jinja2.Template(README.read_text(encoding="utf-8"), trim_blocks=True, keep_trailing_newline=True)
     return template.render(
         **about,
-        algorithm=policy.config.algorithm,
         evaluation=evaluated[-1] if evaluated else None,
         has_onnx=policy.config.network.name in NETWORKS,
-        interval=interval_text(run.summary["session_scores"]),
+        interval_text=interval_text,
         number=number_text,
         platforms=PLATFORMS,
-        return_ma=run.return_ma_definition,
-        run=run.path.absolute().name,
-        session=policy.session_dir.name,
+        policy=policy,
+        run=run,
         shapes=" and ".join(" x ".join(map(str, shape)) for shape in memory_shapes),
-        summary=run.summary,
         tolerance=TOLERANCE,
-        trained_in=policy.network.dtype.name,
     )
 
 

@@ -20,7 +20,8 @@ from typing import Annotated, Any
 import tyro
 
 from jaxrl_atari import cli
-from jaxrl_atari.cli.options import CheckpointChoice, RunDir, WithImports, parse
+from jaxrl_atari.cli.options import RunDir, WithImports, parse
+from jaxrl_atari.config import CheckpointChoice
 from jaxrl_atari.errors import UserError, require_package
 from jaxrl_atari.hardware.gpus import limit_to_cpu
 from jaxrl_atari.hub.files import fill_repository

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxrl_atari.cli.options import CheckpointChoice
+from jaxrl_atari.config import CheckpointChoice
 from jaxrl_atari.envs.protocols import comparison_note
 from jaxrl_atari.evaluate.policy import Policy, load_policy
 from jaxrl_atari.report.summary import Run, read_run
@@ -137,27 +137,22 @@ def model_card(run: Run, repo_id: str, checkpoint: str, checkpoints: Mapping[str
     card = ModelCard.from_template(
         metadata,
         template_path=str(TEMPLATE),
-        algorithm=config.algorithm,
         checkpoint=checkpoint,
         checkpoints=checkpoints,
         comparison_note=comparison_note(run.protocol),
         evaluation=_newest_evaluation(run),
-        gae_lambda=config.resolved_gae_lambda,
         has_graph=(run.path / GRAPHS_FOLDER / "trial.png").is_file(),
         interval_text=interval_text,
         is_atari=is_atari,
         left_out=left_out_text(run),
         name=Path(repo_id).name,
-        num_envs=config.env.num_envs,
         number=number_text,
         references=reference_rows(run),
         repo_id=repo_id,
-        return_ma=run.return_ma_definition,
-        rules=config.env.rules,
+        run=run,
         score=score or "unknown",
         sessions=sessions_text(run),
         summary=summary,
-        total_env_steps=config.total_env_steps,
         verified=[path.name for path in run.tables if _is_verified(run, path)],
     )
     return str(card)

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl_atari.envs.games import Game
 from jaxrl_atari.errors import NoLogPoint, require
-from jaxrl_atari.report.metrics import align_sessions, sample_std
+from jaxrl_atari.report.metrics import align_sessions
 from jaxrl_atari.report.summary import Run
 from jaxrl_atari.report.tables import number_text
 from jaxrl_atari.report.text import left_out_text, sessions_text
@@ -169,7 +169,7 @@ def _draw_mean(axes: "Axes", tables: Sequence[Table], column: str, x: XAxis, **l
     mean = values.mean(axis=0)
     axes.plot(points, mean, **line)
     if len(tables) > 1:
-        std = sample_std(values, axis=0)
+        std = values.std(axis=0, ddof=1)
         axes.fill_between(points, mean - std, mean + std, color=line["color"], alpha=0.15, linewidth=0)
 
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jaxrl_atari.envs.games import Game, Reference
 from jaxrl_atari.runs.reading import Table
@@ -89,8 +88,8 @@ def stability(strengths: np.ndarray) -> float:
 def consistency(strengths: np.ndarray) -> float:
     """1 - sum_i 2 std_j(str_ij) / sum_i mean_j(str_ij) for str `[sessions, N]`; 1 if all sessions are equal.
 
-    As in SLM Lab, this standard deviation divides by the number of sessions. All others in this package are sample
-    standard deviations (`sample_std`).
+    As in SLM Lab, this standard deviation divides by the number of sessions. All others in this package are
+    sample standard deviations.
     """
     return 1.0 - _ratio(2.0 * strengths.std(axis=0).sum(), strengths.mean(axis=0).sum())
 
@@ -160,15 +159,6 @@ def session_metrics(table: Table, game: Game) -> dict[str, float | None]:
 def known_float(value: float | None) -> float | None:
     """A number for JSON; None for NaN and infinities, which JSON does not have."""
     return None if value is None or not np.isfinite(value) else float(value)
-
-
-def sample_std(values: ArrayLike, axis: int | None = None) -> Any:
-    """The sample standard deviation, sqrt(sum (x - mean)² / (N - 1)), of N > 1 values along `axis`.
-
-    This value estimates the spread over all sessions that might have been trained. Division by N would
-    underestimate that spread, by 29% with two sessions.
-    """
-    return np.std(np.asarray(values), axis=axis, ddof=1)
 
 
 def cut_table(table: Table, env_steps: float) -> Table:

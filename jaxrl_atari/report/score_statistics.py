@@ -29,8 +29,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import stdtrit
 
-from jaxrl_atari.report.metrics import sample_std
-
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 UPPER_QUANTILE = (1 + CONFIDENCE) / 2
@@ -148,7 +146,7 @@ def score_interval(scores: ArrayLike) -> tuple[float, float] | None:
     scores = np.asarray(scores, np.float64)
     if scores.size < 3 or np.ptp(scores) == 0:
         return None
-    half_width = stdtrit(scores.size - 1, UPPER_QUANTILE) * sample_std(scores) / np.sqrt(scores.size)
+    half_width = stdtrit(scores.size - 1, UPPER_QUANTILE) * scores.std(ddof=1) / np.sqrt(scores.size)
     return float(scores.mean() - half_width), float(scores.mean() + half_width)
 
 

@@ -21,7 +21,6 @@ from jaxrl_atari.report.metrics import (
     known_float,
     random_score,
     reference_normalised,
-    sample_std,
     session_metrics,
 )
 from jaxrl_atari.report.score_statistics import score_interval
@@ -241,7 +240,7 @@ def trial_summary(run: Run) -> TrialSummary:
         values = [each[name] for each in sessions]
         if None not in values:
             means[name] = float(np.mean(values))
-            stds[name] = float(sample_std(values)) if len(values) > 1 else None
+            stds[name] = float(np.std(values, ddof=1)) if len(values) > 1 else None
     score = means["final_return_ma"]
     scores = [each["final_return_ma"] for each in sessions if each["final_return_ma"] is not None]
     if stds["stability"] is not None:

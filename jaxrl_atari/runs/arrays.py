@@ -49,11 +49,11 @@ def read_arrays(directory: Path) -> dict[str, np.ndarray]:
     return values
 
 
-def to_devices(values: dict[str, np.ndarray], target: Any) -> Any:
-    """The tree `target` with the arrays of `values`, by their paths, on its devices. Key data become a key."""
+def to_device(values: dict[str, np.ndarray], target: Any, device: jax.Device) -> Any:
+    """The tree `target` with the arrays of `values`, by their paths, on a device. Key data become a key."""
 
     def placed(path: Any, leaf: Any) -> Any:
-        array = jax.device_put(values[name_of(path)], leaf.sharding)
+        array = jax.device_put(values[name_of(path)], device)
         return key_of_data(array) if _is_key(leaf) else array
 
     return jax.tree_util.tree_map_with_path(placed, target)
@@ -85,6 +85,6 @@ def digest(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=8).hexdigest()
 
 
-def digest_of(digests: dict[str, str]) -> str:
-    """One digest of what `array_digests` returns."""
-    return digest(json.dumps(digests, sort_keys=True).encode())
+def digest_of(values: dict[str, Any]) -> str:
+    """One digest of JSON values, such as what `array_digests` returns."""
+    return digest(json.dumps(values, sort_keys=True).encode())

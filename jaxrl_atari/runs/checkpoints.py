@@ -15,7 +15,6 @@ In the meta of format 3, digests have the keys `checksum` and `checksums`, and t
 checkpoint is chosen has the key `score`. (The score of a run is another figure, `return_ma`.)
 """
 
-import json
 import logging
 import math
 import shutil
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -32,10 +32,10 @@ from jaxrl_atari.hardware.distributed import agree, is_leader
 from jaxrl_atari.runs.arrays import (
     array_digests,
     array_shapes,
-    digest,
+    digest_of,
     read_arrays,
     this_process,
-    to_devices,
+    to_device,
     to_host,
 )
 from jaxrl_atari.runs.files import read_json, unused
@@ -62,12 +62,11 @@ class Checkpoint(NamedTuple):
     items: dict[str, dict[str, np.ndarray]]  # `arrays`, `games`, ... -> path -> array
     meta: dict[str, Any]
 
-    def to_devices(self, item: str, target: Any) -> Any:
-        """Arrays of an item on the devices of `target`, whatever devices they were saved from.
+    def to_device(self, item: str, target: Any, device: jax.Device) -> Any:
+        """Arrays of an item on a device, whatever devices they were saved from.
 
         Args:
-            target: a part of the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct` with
-                shardings.
+            target: a part of the saved structure, a pytree of `jax.Array` or of `jax.ShapeDtypeStruct`.
 
         Raises:
             UserError: the checkpoint holds other arrays than `target` (another network).
@@ -79,7 +78,7 @@ class Checkpoint(NamedTuple):
                     f"{self.path}: holds another network or optimiser: {name} is {saved.get(name)}, expected"
                     f" {shape}; use the game, network and optimiser settings that it was saved with"
                 )
-        return to_devices(self.items[item], target)
+        return to_device(self.items[item], target, device)
 
 
 class Checkpoints:
@@ -330,4 +329,4 @@ def item_metas(meta: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def meta_digest(meta: dict[str, Any]) -> str:
     """The digest of a meta, without its own `checksum`."""
-    return digest(json.dumps({k: v for k, v in meta.items() if k != "checksum"}, sort_keys=True).encode())
+    return digest_of({k: v for k, v in meta.items() if k != "checksum"})

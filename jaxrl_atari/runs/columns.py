@@ -4,58 +4,59 @@ An algorithm may log other metrics. These are written after the columns listed h
 entry here adds a unit and a place in the order.
 """
 
-from typing import NamedTuple
-
-
-class Column(NamedTuple):
-    """One column of a log point."""
-
-    section: str  # section of graphs in TensorBoard and Weights & Biases
-    unit: str
-
-
-COLUMNS = {
-    "env_steps": Column("charts", "env steps"),
-    "updates": Column("charts", ""),
-    "optimizer_steps": Column("charts", ""),
-    "wall_seconds": Column("charts", "s"),
-    "unix_time": Column("charts", "s"),
-    "sps": Column("charts", "env steps / s"),
-    "episodes": Column("charts", "games"),
-    "return_mean": Column("charts", "game points"),
-    "return_ma": Column("charts", "game points"),
-    "episode_length": Column("charts", "env steps"),
-    "games_in_progress": Column("charts", "games"),
-    "return_in_progress": Column("charts", "game points"),
-    "length_in_progress": Column("charts", "env steps"),
-    "learning_rate": Column("charts", ""),
-    "loss": Column("losses", ""),
-    "policy_loss": Column("losses", ""),
-    "value_loss": Column("losses", ""),
-    "entropy": Column("losses", "nats"),
-    "approx_kl": Column("losses", "nats"),
-    "clip_fraction": Column("losses", "share of samples"),
-    "explained_variance": Column("losses", ""),
-    "gradient_norm": Column("losses", ""),
-    "gpu_busy_percent": Column("system", "%"),
-    "gpu_memory_gib": Column("system", "GiB"),
-    "gpu_power_watts": Column("system", "W"),
-    "gpu_temperature_c": Column("system", "°C"),
-    "cpu_percent": Column("system", "% of a core"),
-    "rss_gib": Column("system", "GiB"),
-    "emulators_percent": Column("time", "% of the time"),
-    "policy_percent": Column("time", "% of the time"),
-    "learning_percent": Column("time", "% of the time"),
+SECTIONS = {
+    "charts": {
+        "env_steps": "env steps",
+        "updates": "",
+        "optimizer_steps": "",
+        "wall_seconds": "s",
+        "unix_time": "s",
+        "sps": "env steps / s",
+        "episodes": "games",
+        "return_mean": "game points",
+        "return_ma": "game points",
+        "episode_length": "env steps",
+        "games_in_progress": "games",
+        "return_in_progress": "game points",
+        "length_in_progress": "env steps",
+        "learning_rate": "",
+    },
+    "losses": {
+        "loss": "",
+        "policy_loss": "",
+        "value_loss": "",
+        "entropy": "nats",
+        "approx_kl": "nats",
+        "clip_fraction": "share of samples",
+        "explained_variance": "",
+        "gradient_norm": "",
+    },
+    "system": {
+        "gpu_busy_percent": "%",
+        "gpu_memory_gib": "GiB",
+        "gpu_power_watts": "W",
+        "gpu_temperature_c": "°C",
+        "cpu_percent": "% of a core",
+        "rss_gib": "GiB",
+    },
+    "time": {
+        "emulators_percent": "% of the time",
+        "policy_percent": "% of the time",
+        "learning_percent": "% of the time",
+    },
 }
-"""The columns of every session, in the order of metrics.csv.
+"""Section of graphs in TensorBoard and Weights & Biases -> column -> its unit.
 
 "losses" are means over the updates that were read since the last log point (`session_log.SessionLog`).
 """
 
-TIME_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.section == "time")
+COLUMNS = {name: unit for columns in SECTIONS.values() for name, unit in columns.items()}
+"""The columns of every session, in the order of metrics.csv, with their units."""
+
+TIME_COLUMNS = tuple(SECTIONS["time"])
 """Where the time since the last log point went; their sum is 100."""
 
-MACHINE_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.section in ("system", "time"))
+MACHINE_COLUMNS = (*SECTIONS["system"], *TIME_COLUMNS)
 """Load of the machine, and where the time went."""
 
 EVALUATION_COLUMNS = ("env_steps", "episodes", "mean", "std", "cut_off", "seed", "unix_time")
@@ -67,9 +68,9 @@ AXES = ("env_steps", "unix_time")
 
 def section_of(name: str) -> str:
     """The section of graphs of any column that a session logs."""
-    return COLUMNS[name].section if name in COLUMNS else "losses"
+    return next((section for section, columns in SECTIONS.items() if name in columns), "losses")
 
 
 def unit_of(name: str) -> str:
     """The unit of any column that a session logs; empty if it has none, or is a metric without an entry."""
-    return COLUMNS[name].unit if name in COLUMNS else ""
+    return COLUMNS.get(name, "")

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from jaxrl_atari.errors import UserError, require_interface
-from jaxrl_atari.runs.columns import COLUMNS, TIME_COLUMNS
+from jaxrl_atari.runs.columns import COLUMNS, SECTIONS, TIME_COLUMNS
 from jaxrl_atari.runs.progress import Progress, due
 from jaxrl_atari.runs.writers import Writer
 
-OWN_COLUMNS = {name for name, column in COLUMNS.items() if column.section != "losses"}
+OWN_COLUMNS = COLUMNS.keys() - SECTIONS["losses"]
 """Columns that a log point has anyway. No metric of an update may be named after one."""
 
 

@@ -161,8 +161,8 @@ def _train_trials(
     if search.address:
         run_jobs_on_ray(jobs, on_end, address=search.address, devices=config.devices, resources=search.resources)
     else:
-        slots, parallel = plan_search_slots(search.resources, config.devices, len(jobs))
-        run_jobs(jobs, on_end, slots=slots, parallel=parallel, keeps_output=True)
+        plan = plan_search_slots(search.resources, config.devices, len(jobs))
+        run_jobs(jobs, on_end, plan, keeps_output=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

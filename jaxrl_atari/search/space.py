@@ -35,7 +35,6 @@ __all__ = ["CategoricalDistribution", "FloatDistribution", "IntDistribution", "R
 
 Distribution = FloatDistribution | IntDistribution | CategoricalDistribution
 
-
 NO_OPTION = tyro.constructors.PrimitiveConstructorSpec(
     nargs="*",
     metavar="",

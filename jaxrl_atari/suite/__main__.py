@@ -171,8 +171,7 @@ def _train(jobs: Sequence[Job], plan: SweepPlan, directory: Path, options: Optio
             devices, resources = plan.config.devices, options.resources
             run_jobs_on_ray(jobs, on_end, address=options.address, devices=devices, resources=resources)
         else:
-            slots, parallel = plan_slots(plan.config, plan.total_sessions, len(jobs))
-            run_jobs(jobs, on_end, slots=slots, parallel=parallel)
+            run_jobs(jobs, on_end, plan_slots(plan.config, plan.total_sessions, len(jobs)))
 
 
 def _report(directory: Path, plan: SweepPlan, jobs: Sequence[Job]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxrl_atari.config import Config, can_vary, parse_value, set_fields
+from jaxrl_atari.config import Config, can_vary, parse_value, set_fields, value_text
 from jaxrl_atari.envs.games import GAMES, game_under, parse_game
 from jaxrl_atari.errors import require
 from jaxrl_atari.runs.description import describe, read_config, read_games
@@ -98,13 +98,6 @@ def parse_vary(texts: Sequence[str]) -> Vary:
         )
         vary.setdefault(name, []).extend(parse_value(word.strip()) for word in words.split(","))
     return vary
-
-
-def value_text(value: Any) -> str:
-    """A value as `parse_value` reads it: `0.0001`, `true`, `none`. Settings are named after their values."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return str(value)
 
 
 def plan_sweep(config: Config, games: list[str], vary: Vary) -> SweepPlan:

@@ -17,7 +17,7 @@ from jaxrl_atari.cli.signals import StopRequest
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.output import counted, say, write
 from jaxrl_atari.runs.layout import OUTPUT_FILE, has_session
-from jaxrl_atari.trials.slots import Slot
+from jaxrl_atari.trials.slots import SlotPlan
 
 POLL_SECONDS = 0.1
 """How often launchers look for stop requests and for jobs that have ended."""
@@ -43,22 +43,20 @@ OnEnd = Callable[[Job, UserError | None], object]
 """Called for each job that has finished, or failed with an error. A job that was stopped has done neither."""
 
 
-def run_jobs(
-    jobs: Sequence[Job], on_end: OnEnd, *, slots: Sequence[Slot], parallel: int, keeps_output: bool = False
-) -> None:
+def run_jobs(jobs: Sequence[Job], on_end: OnEnd, plan: SlotPlan, *, keeps_output: bool = False) -> None:
     """Runs jobs on this machine, each on the least busy slot.
 
     Of several slots that are equally busy, a job gets slot `job.position % len(slots)` if it is one of them.
 
     Args:
         jobs: in the order in which they are started.
-        parallel: number of jobs at a time.
         keeps_output: see `JobProcess`.
 
     Raises:
         KeyboardInterrupt: a stop was requested and passed on, and all jobs have ended. A second Ctrl-C kills them.
         Exception: an error of `on_end`, or no process can be started; the running jobs have saved and ended.
     """
+    slots = plan.slots
     waiting = list(jobs)
     running: dict[JobProcess, int] = {}  # -> index of its slot
     is_stopping = False
@@ -69,7 +67,7 @@ def run_jobs(
                 waiting.clear()
                 for process in running:
                     process.popen.terminate()
-            if waiting and len(running) < parallel:
+            if waiting and len(running) < plan.parallel:
                 job = waiting.pop(0)
                 busy = Counter(running.values())
                 preferred = job.position % len(slots)

@@ -7,9 +7,6 @@ machine with others is a job: the command that `session_jobs` makes. All end in 
 
 import contextlib
 import dataclasses
-import fcntl
-import hashlib
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,19 +15,18 @@ from typing import Any, NamedTuple
 from jaxrl_atari.algorithm import check_config
 from jaxrl_atari.cli.job import job_name
 from jaxrl_atari.cli.signals import StopRequest
-from jaxrl_atari.config import TRACED_OPTIONS, Config, LogConfig, changed_fields
+from jaxrl_atari.config import Config, LogConfig, changed_fields
 from jaxrl_atari.envs import check_environment
 from jaxrl_atari.errors import SessionsFailed, Stopped, UserError, correctable, reason, require
 from jaxrl_atari.evaluate.policy import parameters_digest
 from jaxrl_atari.hardware import distributed
-from jaxrl_atari.hardware.settings import jax_config
 from jaxrl_atari.imports import pass_on_script
 from jaxrl_atari.output import say, say_changes, say_traceback
 from jaxrl_atari.report.page import try_report
 from jaxrl_atari.report.summary import TrialSummary, read_run
 from jaxrl_atari.report.text import summary_table
 from jaxrl_atari.runs.columns import COLUMNS
-from jaxrl_atari.runs.description import describe, read_config, require_same_run, software_and_machine
+from jaxrl_atari.runs.description import describe, read_config, require_same_run
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import (
     CONFIG_FILE,
@@ -179,12 +175,7 @@ def _train_sessions(
         pass_on_script()
         jobs = session_jobs(config, run_dir)
         with described_for_jobs(config, run_dir):
-            run_jobs(
-                jobs,
-                lambda job, failure: note_end(job.name, failure),
-                slots=plan.slots,
-                parallel=plan.parallel,
-            )
+            run_jobs(jobs, lambda job, failure: note_end(job.name, failure), plan)
         return failures
     config = begin_run(config, run_dir)
     for session in left:
@@ -355,8 +346,7 @@ def train_session(
 ) -> None:
     """Trains a session of a trial, from its newest checkpoint if it has one.
 
-    If another session is compiling the same programs, it waits for them. After its first update, it writes
-    config.json and keeps the user's own code in the run directory.
+    After its first update, it writes config.json and keeps the user's own code in the run directory.
 
     Args:
         name: stands before each printed line. Empty: `session 0`, with the session's number.
@@ -375,7 +365,7 @@ def train_session(
     # The processes of `devices.distributed` end together, perhaps before their first update.
     request = StopRequest(name, saves=config.devices.distributed)
 
-    with request, compiled_once(config, name) as compiled:
+    with request:
 
         def after_first_update() -> None:
             request.saves = True
@@ -383,7 +373,6 @@ def train_session(
                 write_json(run_dir / CONFIG_FILE, describe(config, run_dir))
                 for line in keep_code(run_dir):
                     say(f"{name}  {line}")
-            compiled()
 
         run_session(
             config,
@@ -451,57 +440,3 @@ class StopRule(Writer):
         if distributed.is_leader():
             write_json(self._file, self._end._asdict())
         return True
-
-
-# --- Programs that several sessions compile once -----------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def compiled_once(config: Config, name: str) -> Iterator[Callable[[], None]]:
-    """Context of a session that compiles its programs, unless another one on this machine compiles the same ones.
-
-    The others wait for it, and then read them from JAX's cache of compiled programs. A file in the cache, which is
-    locked meanwhile, says whether a session has compiled the programs before: then none waits. None waits with
-    `devices.distributed` either, because its processes need each other for their first update.
-
-    Args:
-        name: of the session.
-
-    Yields:
-        The function to call after the first update.
-    """
-    folder = jax_config.jax_compilation_cache_dir
-    is_kept = folder and Path(folder).is_dir() and jax_config.jax_enable_compilation_cache
-    key = f"{compile_key(config)} {software_and_machine(config.devices)}"
-    path = Path(folder or "", f"compiled_{hashlib.sha256(key.encode()).hexdigest()[:16]}")
-    if not is_kept or config.devices.distributed or path.exists():
-        yield lambda: None
-        return
-    with path.with_suffix(".lock").open("w") as lock:
-        with contextlib.suppress(OSError):  # a file system without locks
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"{name}  waits for the session that compiles the same programs")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():
-            lock.close()
-
-        def compiled() -> None:
-            path.touch()
-            lock.close()
-
-        yield compiled
-
-
-def compile_key(config: Config) -> str:
-    """A text that two configs share only if they run the same compiled programs.
-
-    The configs may differ in what the programs take as arguments (`TRACED_OPTIONS`), such as the learning rate.
-    """
-    values = config.to_dict()
-    for name in ("name", "seed", "sessions", "total_env_steps", "output_dir", "trial", "evaluation", "log"):
-        del values[name]
-    for name in TRACED_OPTIONS:
-        del values["ppo"][name]
-    return json.dumps(values)

@@ -9,7 +9,7 @@ import pytest
 import simulated_gpus
 
 from jaxrl_atari.hardware.monitor import monitor
-from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.columns import SECTIONS
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_the_columns_combine_the_gpus_that_cuda_shows(monkeypatch):
     assert all(map(math.isnan, read(on_cpu)))
     with monitor([]) as read_now:
         row = read_now()
-    assert list(row) == [name for name, column in COLUMNS.items() if column.section == "system"]
+    assert list(row) == [*SECTIONS["system"]]
     assert row["rss_gib"] > 0.01
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from small_checkpoints import GAMES, assert_same, newest, save, save_two, small_arrays
+from small_checkpoints import CPU, GAMES, assert_same, newest, save, save_two, small_arrays
 from small_training import flip_bit
 
 from jaxrl_atari.runs.checkpoints import Checkpoints, DamagedCheckpoint
@@ -31,7 +31,7 @@ def test_a_flipped_bit_is_never_silent(session):
             checkpoints = Checkpoints(session)
             try:
                 checkpoint = checkpoints.read(20)
-                assert_same(checkpoint.to_devices("arrays", small_arrays(0)), small_arrays(20))
+                assert_same(checkpoint.to_device("arrays", small_arrays(0), CPU), small_arrays(20))
                 assert_same(checkpoint.items["games"], GAMES)
                 assert checkpoint.meta == sound
             except DamagedCheckpoint:

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 from sample_runs import read_csv
 from small_training import TINY, Lines, change, first_arrays, latest_meta, stop_before
 
 from jaxrl_atari.runs.checkpoints import Checkpoints
-from jaxrl_atari.runs.columns import COLUMNS
+from jaxrl_atari.runs.columns import MACHINE_COLUMNS
 from jaxrl_atari.runs.files import write_json
 from jaxrl_atari.runs.layout import checkpoint_env_steps
 from jaxrl_atari.session import open_session, run_session
@@ -25,9 +26,7 @@ CONFIG = change(
     log={"every_env_steps": 100, "checkpoint_every_env_steps": 300},
 )
 OVERLAP = change(CONFIG, overlap="update")
-TIMES = {"wall_seconds", "unix_time", "sps"} | {
-    name for name, column in COLUMNS.items() if column.section in ("system", "time")
-}
+TIMES = {"wall_seconds", "unix_time", "sps", *MACHINE_COLUMNS}
 
 
 def train(config, session_dir, stops=(), later=None):
@@ -150,7 +149,7 @@ def test_games_that_do_not_play_again_as_they_were_are_not_continued(damage, sto
     """As with another emulator."""
     checkpoint, _ = Checkpoints(stopped).newest()
     meta = checkpoint.meta
-    arrays = checkpoint.to_devices("arrays", first_arrays(OVERLAP, 4))
+    arrays = checkpoint.to_device("arrays", first_arrays(OVERLAP, 4), jax.devices("cpu")[0])
     games = checkpoint.items["games"]
     items = {"arrays": arrays, "games": games | damage(games)}
     Checkpoints(tmp_path / "session_0").save(meta["env_steps"], items, meta, None)

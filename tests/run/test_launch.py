@@ -4,9 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -14,11 +12,9 @@ import small_jobs
 from user_commands import ROOT, still_running
 
 from jaxrl_atari.cli.signals import INTERRUPTED
-from jaxrl_atari.config import Config
 from jaxrl_atari.errors import SessionsFailed, UserError
 from jaxrl_atari.trials.launch import raise_failures, run_jobs
-from jaxrl_atari.trials.slots import Slot
-from jaxrl_atari.trials.trial import compiled_once
+from jaxrl_atari.trials.slots import Slot, SlotPlan
 
 PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
 
@@ -35,8 +31,7 @@ def run(kind, folder, count, slots="A", parallel=2):
     run_jobs(
         small_jobs.jobs(kind, folder, count),
         lambda job, failure: ended.update({job.position: failure}),
-        slots=places,
-        parallel=parallel,
+        SlotPlan(places, parallel),
     )
     return ended
 
@@ -82,7 +77,7 @@ def test_an_error_at_the_end_of_a_job_is_raised_once_the_others_have_saved(tmp_p
         raise KeyError("score")
 
     with pytest.raises(KeyError):
-        run_jobs([first, second], on_end, slots=[Slot("here", {})], parallel=2)
+        run_jobs([first, second], on_end, SlotPlan([Slot("here", {})], 2))
     assert (tmp_path / "saved 1").exists()
 
 
@@ -165,30 +160,3 @@ def test_jobs_go_on_when_nobody_reads_their_output(family, tmp_path):
     parent.terminate()
     assert parent.wait(timeout=30) == INTERRUPTED, parent.stderr.read()
     assert saved(tmp_path)
-
-
-def test_one_job_compiles_and_those_with_the_same_programs_wait_for_it(tmp_path, monkeypatch):
-    settings = SimpleNamespace(jax_compilation_cache_dir=str(tmp_path), jax_enable_compilation_cache=True)
-    monkeypatch.setattr("jaxrl_atari.trials.trial.jax_config", settings)
-    waits = threading.Event()
-    monkeypatch.setattr("jaxrl_atari.trials.trial.say", lambda line: waits.set())
-    events = []
-
-    def job(name, config):
-        with compiled_once(config, name) as compiled:
-            events.append(name)
-            compiled()
-
-    with compiled_once(Config(), "first") as compiled:
-        same = threading.Thread(target=job, args=("same", Config(seed=1)))
-        same.start()
-        assert waits.wait(timeout=30)
-        job("other", Config(overlap="update"))  # does not wait
-        time.sleep(0.2)
-        events.append("compiled")
-        compiled()
-        same.join(timeout=30)
-    assert events == ["other", "compiled", "same"]
-    with compiled_once(Config(), "second"):  # the programs are in the cache: none waits
-        job("third", Config())
-    assert events[-1] == "third"
