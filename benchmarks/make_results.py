@@ -182,7 +182,8 @@ def replace_table(page: Path, table: str) -> None:
 
 @default_style()
 def draw(folder: Path, rows: Sequence[Row], path: Path) -> None:
-    """Draws the learning curves, a panel for each row of `game_table`, with the reference lines."""
+    """Draws the learning curves, a panel for each row of `game_table` that has one, with the reference lines."""
+    rows = [row for row in rows if curve_file(folder, row).is_file()]
     panels = groups(rows, "game", "protocol", "budget", "weight_decay")
     columns = min(len(panels), 2)
     height = -(-len(panels) // columns)
@@ -207,13 +208,9 @@ def draw_sessions(axes: Axes, folder: Path, sessions: Sequence[Row]) -> None:
     """Draws each session by itself."""
     for row, colour in zip(sessions, COLOURS, strict=False):
         label = f"seed {row['seed']}, {row['compute_dtype']}"
-        path = curve_file(folder, row)
-        if path.is_file():
-            curve = np.genfromtxt(path, delimiter=",", names=True)
-            axes.plot(curve["env_steps"], curve["return_mean"], color=colour, alpha=0.4, linewidth=0.8)
-            axes.plot(curve["env_steps"], curve["return_ma"], color=colour, linewidth=2)
-        else:
-            label += " (no curve was kept)"
+        curve = np.genfromtxt(curve_file(folder, row), delimiter=",", names=True)
+        axes.plot(curve["env_steps"], curve["return_mean"], color=colour, alpha=0.4, linewidth=0.8)
+        axes.plot(curve["env_steps"], curve["return_ma"], color=colour, linewidth=2)
         end = float(row["env_steps"]), float(row["return_ma"])
         axes.plot(*end, "o", color=colour, clip_on=False, zorder=3, label=label)
 
