@@ -78,6 +78,7 @@ def replaced_by_another(step_dir):
     shutil.copytree(step_dir.with_name("10") / "arrays", step_dir / "arrays")
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # orbax's own, of a missing array
 @pytest.mark.parametrize(
     "damage",
     [
