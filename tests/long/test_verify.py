@@ -79,7 +79,7 @@ SEGMENT = 5  # in its middle games go on, and one ends in it
             lambda parts, table: edit_segment(parts[SEGMENT], games=lambda games: np.repeat(games, 2, 0)),
             "where no update ended",
         ),
-        (lambda parts, table: edit_segment(parts[0], anchors=lambda a: a[:-1]), " games, the actions give "),
+        (lambda parts, table: edit_segment(parts[0], anchors=lambda a: a[:-1]), "do not start as those of"),
         (lambda parts, table: without_games(parts[SEGMENT]), "damaged (KeyError: "),
         (lambda parts, table: parts[SEGMENT].unlink(), " before it end at step "),
         (lambda parts, table: shutil.copy(parts[SEGMENT], wider(parts[SEGMENT])), " before it end at step "),
