@@ -373,8 +373,11 @@ def check_config(config: Config, devices: int | None = None) -> None:
     Raises:
         ConfigError: naming the field.
     """
+    number = config.devices.data_parallel
+    is_possible = number == "all" or not config.devices.distributed
+    require(is_possible, "devices.data_parallel", number, "all with devices.distributed")
     if devices is None:
-        devices = 1 if config.devices.data_parallel == "all" else config.devices.data_parallel
+        devices = 1 if number == "all" else number
     config.check_sizes(devices)
     resolved_options(config)
     network = make_network(config.network, num_actions=1)

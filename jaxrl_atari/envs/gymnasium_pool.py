@@ -51,9 +51,10 @@ class KeepReward(gymnasium.Wrapper):
     The wrapper may make several steps of the environment in one of its own.
     """
 
+    _total = 0.0
+
     def __init__(self, env: gymnasium.Env, wrap: Callable[[gymnasium.Env], gymnasium.Env]):
         super().__init__(wrap(wrappers.TransformReward(env, lambda reward: self._add(reward))))
-        self._total = 0.0
 
     def _add(self, reward: Any) -> Any:
         self._total += float(reward)

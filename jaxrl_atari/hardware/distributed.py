@@ -36,8 +36,6 @@ def join_processes(options: DevicesConfig) -> None:
         UserError: the options do not say where the other processes are; JAX has started, or cannot start on a
             GPU.
     """
-    number = options.data_parallel
-    require(number == "all", "devices.data_parallel", number, "all with devices.distributed")
     coordinator, count, index = options.coordinator, options.num_processes, options.process_index
     if coordinator is not None and index == 0:  # without a free port, JAX crashes when the process ends
         try:

@@ -90,8 +90,7 @@ def test_a_process_of_several_starts_its_gpus_and_does_not_train_on_the_cpu_alon
     address = free_address()
     cluster = {"OMPI_MCA_orte_hnp_uri": f"1.0;tcp://{address}", "OMPI_COMM_WORLD_SIZE": "1",
                "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}  # fmt: skip
-    options = {"gpu": True, "data_parallel": "all"}
-    options |= {"coordinator": address, "num_processes": 1, "process_index": 0}
+    options = {"gpu": True, "coordinator": address, "num_processes": 1, "process_index": 0}
     for ids, gpus in (("", "0,1"), ("1", "1")):
         record = tmp_path / f"record{ids}"
         variables = {"CUDA_VISIBLE_DEVICES": "1,3", "JAX_LOCAL_DEVICE_IDS": ids, "SIMULATED_RECORD": str(record)}
