@@ -66,7 +66,6 @@ from jaxrl_atari.envs import EnvPool, EnvStep, EpisodeCounter, FinishedGame, mak
 from jaxrl_atari.envs.protocols import Rules
 from jaxrl_atari.envs.record import GamesInProgress, Segment, default_anchor_steps, join, split
 from jaxrl_atari.envs.replay import restore_games
-from jaxrl_atari.errors import UserError
 from jaxrl_atari.frames import STACK, as_frames, gather_stacks, next_age
 from jaxrl_atari.hardware.distributed import gather_items, sum_over_processes
 from jaxrl_atari.networks import Network, Observation, make_network
@@ -314,7 +313,7 @@ class Environments:
             items: what `cut_segments` returned when the checkpoint was written.
 
         Raises:
-            UserError: they end otherwise than in the checkpoint, or the network has another memory.
+            UserError: they end otherwise than in the checkpoint.
         """
         games = GamesInProgress(**items["games"])
         carry = items.get("carry", {})
@@ -322,8 +321,6 @@ class Environments:
             first, last = group.first_env, group.first_env + group.pool.num_envs
             leaves = [carry[str(leaf)][first:last] for leaf in range(len(carry))]
             structure = jax.tree.structure(group.rollout_start.carry)
-            if len(leaves) != structure.num_leaves:
-                raise UserError("the network of the checkpoint has another memory")
             group.resume(split(games, first_env=first, num_envs=group.pool.num_envs), structure.unflatten(leaves))
 
     def close(self) -> None:

@@ -181,10 +181,9 @@ def test_a_damaged_checkpoint_is_passed_over(item, copied, capsys):
 
 def test_a_resume_that_cannot_be_changes_nothing(copied):
     before = contents(copied)
-    for network in ("impala", "nature_lstm"):
-        with pytest.raises(UserError, match="holds another network or optimiser"):
-            run_session(change(TINY, network={"name": network}), copied)
-        assert contents(copied) == before
+    with pytest.raises(UserError, match="holds another network or optimiser"):
+        run_session(change(TINY, network={"name": "impala"}), copied)
+    assert contents(copied) == before
     for step in checkpoint_env_steps(copied):
         flip_all(copied, step, "arrays")
     before = contents(copied)
