@@ -175,7 +175,7 @@ def align_sessions(
     The session that goes furthest along `along` gives the points. Between log points, values are
     interpolated linearly. The values of a session are NaN before its first finite value, and stay at its last
     value after its last log point. The sessions of a mean end at nearly the same env steps, except those that a
-    stop rule has ended (`summary.choose_members`), but not after the same hours.
+    stop rule has ended (`summary.Run.members`), but not after the same hours.
 
     Returns:
         The points `[N]`, and the values `[sessions, N]`.

@@ -176,37 +176,6 @@ STATISTICS_COLUMNS = {
 """Column of the table of statistics -> its title. In JSON, a row also has `names` and `scores`."""
 
 
-def suite_statistics(suites: Mapping[str, Suite]) -> list[dict[str, Any]]:
-    """The statistics of each suite under each normalisation: rows of the table of statistics.
-
-    They are over the games that are complete in all suites. A game that lacks the reference scores of a
-    normalisation is left out there, and a normalisation without a game as well. Suites of different protocols have
-    nothing to compare. A statistic is an `Estimate`. A row also has the normalised scores `[sessions, games]`, and
-    the names of their games.
-    """
-    raw = {name: suite.scores() for name, suite in suites.items()}
-    protocol, *others = {suite.protocol for suite in suites.values()}
-    # Sorted: their order decides which random numbers each game gets in a bootstrap.
-    shared = [] if others else sorted(set.intersection(*map(set, raw.values())))
-    rows = []
-    for normalisation, normalise in NORMALISATIONS.items():
-        games = [game for game in shared if normalise(0.0, game_under(game, protocol)) is not None]
-        if not games:
-            continue
-        by_suite = {
-            name: np.array([normalise(np.array(by_game[game]), game_under(game, protocol)) for game in games]).T
-            for name, by_game in raw.items()
-        }
-        first, *_ = by_suite.values()
-        for name, scores in by_suite.items():
-            row: dict[str, Any] = {"suite": name, "normalisation": normalisation, "games": len(games)}
-            row |= {key: estimate(statistic, scores) for key, statistic in STATISTICS.items()}
-            if scores is not first:
-                row["improvement"] = estimate(IMPROVEMENT, scores, first)
-            rows.append(row | {"names": games, "scores": scores.tolist()})
-    return rows
-
-
 # --- Results -----------------------------------------------------------------------------------------------------
 
 
@@ -219,8 +188,36 @@ class Results:
 
     @cached_property
     def statistics(self) -> list[dict[str, Any]]:
-        """The statistics over the complete games; see `suite_statistics`."""
-        return suite_statistics(self.suites)
+        """The statistics of each suite under each normalisation: rows of the table of statistics.
+
+        They are over the games that are complete in all suites. A game that lacks the reference scores of a
+        normalisation is left out there, and a normalisation without a game as well. Suites of different protocols
+        have nothing to compare. A statistic is an `Estimate`. A row also has the normalised scores
+        `[sessions, games]`, and the names of their games.
+        """
+        raw = {name: suite.scores() for name, suite in self.suites.items()}
+        protocol, *others = {suite.protocol for suite in self.suites.values()}
+        # Sorted: their order decides which random numbers each game gets in a bootstrap.
+        shared = [] if others else sorted(set.intersection(*map(set, raw.values())))
+        rows = []
+        for normalisation, normalise in NORMALISATIONS.items():
+            games = [game for game in shared if normalise(0.0, game_under(game, protocol)) is not None]
+            if not games:
+                continue
+            by_suite = {
+                name: np.array(
+                    [normalise(np.array(by_game[game]), game_under(game, protocol)) for game in games]
+                ).T
+                for name, by_game in raw.items()
+            }
+            first, *_ = by_suite.values()
+            for name, scores in by_suite.items():
+                row: dict[str, Any] = {"suite": name, "normalisation": normalisation, "games": len(games)}
+                row |= {key: estimate(statistic, scores) for key, statistic in STATISTICS.items()}
+                if scores is not first:
+                    row["improvement"] = estimate(IMPROVEMENT, scores, first)
+                rows.append(row | {"names": games, "scores": scores.tolist()})
+        return rows
 
     def curves(self) -> list[tuple[str, Run]]:
         """The runs, each with the name of its suite."""

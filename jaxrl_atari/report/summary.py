@@ -83,13 +83,79 @@ class Run:
 
     @cached_property
     def members(self) -> "Members":
-        """The sessions that count; see `choose_members`."""
-        return choose_members(self)
+        """The sessions that count, chosen so that all of them are compared at the same env steps.
+
+        - Once a session has finished, the finished sessions count: those that have spent their budget, and those
+          ended early. The curve of the latter keeps its last value.
+        - Before that, sessions that have come at least half as far as the furthest one count. Their log points are
+          cut at the env steps that all of them have reached.
+
+        One of these without a finished game has no score and is left out, unless none of them has one.
+        """
+        reached = {path: float(table["env_steps"][-1]) for path, table in self.tables.items()}
+        finished = [path for path in self.tables if self.is_finished(path)]
+        compared = finished or [path for path in self.tables if 2 * reached[path] >= max(reached.values())]
+        common = None if finished else min(reached[path] for path in compared)
+        tables = {path: self.tables[path] for path in compared}
+        if common is not None:  # the first log points of two sessions may lie a few env steps apart
+            tables = {path: cut_table(table, max(common, table["env_steps"][0])) for path, table in tables.items()}
+        scored = [path for path in compared if np.isfinite(tables[path]["return_ma"]).any()]
+        left_out = {}
+        for path, env_steps in reached.items():
+            if path not in compared:
+                left_out[path] = f"unfinished, at {env_steps:,.0f} of {self.config.total_env_steps:,} env steps"
+            elif scored and path not in scored:
+                left_out[path] = f"no finished game up to {tables[path]['env_steps'][-1]:,.0f} env steps"
+        return Members({path: tables[path] for path in scored or compared}, left_out, common)
 
     @cached_property
     def summary(self) -> "TrialSummary":
-        """The metrics of the trial; see `trial_summary`."""
-        return trial_summary(self)
+        """The metrics of the trial.
+
+        Its `consistency` is over the log points at which every member has a finished game.
+        """
+        game = self.game
+        members = self.members
+        sessions: list[dict[str, Any]] = [
+            {"session": self.session_name(path), "seed": self.seeds[path], **session_metrics(table, game)}
+            for path, table in members.tables.items()
+        ]
+        means: dict[str, float | None] = dict.fromkeys(SESSION_METRICS)
+        stds: dict[str, float | None] = dict.fromkeys(SESSION_METRICS)
+        for name in SESSION_METRICS:
+            values = [each[name] for each in sessions]
+            if None not in values:
+                means[name] = float(np.mean(values))
+                stds[name] = float(np.std(values, ddof=1)) if len(values) > 1 else None
+        score = means["final_return_ma"]
+        scores = [each["final_return_ma"] for each in sessions if each["final_return_ma"] is not None]
+        if stds["stability"] is not None:
+            _, returns = align_sessions(list(members.tables.values()), "return_mean")
+            shared = returns[:, np.isfinite(returns).all(axis=0)]
+            means["consistency"] = known_float(consistency(shared - random_score(game)))
+        return TrialSummary(
+            name=self.config.name,
+            game=game.name,
+            protocol=self.protocol,
+            complete=len(self.tables) >= self.config.sessions and all(map(self.is_finished, self.tables)),
+            unfinished_games=unfinished_games(self) if score is None else None,
+            stopped={
+                self.session_name(path): {"env_steps": end.env_steps, "reason": end.reason}
+                for path, end in self.early_ends.items()
+            },
+            score=score,
+            session_scores=scores,
+            score_std=stds["final_return_ma"],
+            score_interval=score_interval(scores),
+            reference_normalised_score=reference_normalised(score, game),
+            human_normalised_score=human_normalised(score, game),
+            mean=means,
+            std=stds,
+            sessions=sessions,
+            left_out=[
+                {"session": self.session_name(path), "reason": why} for path, why in members.left_out.items()
+            ],
+        )
 
 
 def read_run(run_dir: Path, suite: Config | None = None) -> Run:
@@ -155,33 +221,6 @@ class Members(NamedTuple):
     common_env_steps: float | None  # where the log points of all members are cut; None once a session has finished
 
 
-def choose_members(run: Run) -> Members:
-    """Chooses the sessions of a trial that count, so that all of them are compared at the same env steps.
-
-    - Once a session has finished, the finished sessions count: those that have spent their budget, and those ended
-      early. The curve of the latter keeps its last value.
-    - Before that, sessions that have come at least half as far as the furthest one count. Their log points are
-      cut at the env steps that all of them have reached.
-
-    One of these without a finished game has no score and is left out, unless none of them has one.
-    """
-    reached = {path: float(table["env_steps"][-1]) for path, table in run.tables.items()}
-    finished = [path for path in run.tables if run.is_finished(path)]
-    compared = finished or [path for path in run.tables if 2 * reached[path] >= max(reached.values())]
-    common = None if finished else min(reached[path] for path in compared)
-    tables = {path: run.tables[path] for path in compared}
-    if common is not None:  # the first log points of two sessions may lie a few env steps apart
-        tables = {path: cut_table(table, max(common, table["env_steps"][0])) for path, table in tables.items()}
-    scored = [path for path in compared if np.isfinite(tables[path]["return_ma"]).any()]
-    left_out = {}
-    for path, env_steps in reached.items():
-        if path not in compared:
-            left_out[path] = f"unfinished, at {env_steps:,.0f} of {run.config.total_env_steps:,} env steps"
-        elif scored and path not in scored:
-            left_out[path] = f"no finished game up to {tables[path]['env_steps'][-1]:,.0f} env steps"
-    return Members({path: tables[path] for path in scored or compared}, left_out, common)
-
-
 class TrialSummary(TypedDict):
     """The metrics of a trial over its `Run.members`: the content of trial.json. An unknown value is None."""
 
@@ -221,50 +260,3 @@ def unfinished_games(run: Run) -> str:
             f" {run.config.total_env_steps // env.num_envs:,}"
         )
     return text
-
-
-def trial_summary(run: Run) -> TrialSummary:
-    """The summary of a trial.
-
-    Its `consistency` is over the log points at which every member has a finished game.
-    """
-    game = run.game
-    members = run.members
-    sessions: list[dict[str, Any]] = [
-        {"session": run.session_name(path), "seed": run.seeds[path], **session_metrics(table, game)}
-        for path, table in members.tables.items()
-    ]
-    means: dict[str, float | None] = dict.fromkeys(SESSION_METRICS)
-    stds: dict[str, float | None] = dict.fromkeys(SESSION_METRICS)
-    for name in SESSION_METRICS:
-        values = [each[name] for each in sessions]
-        if None not in values:
-            means[name] = float(np.mean(values))
-            stds[name] = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    score = means["final_return_ma"]
-    scores = [each["final_return_ma"] for each in sessions if each["final_return_ma"] is not None]
-    if stds["stability"] is not None:
-        _, returns = align_sessions(list(members.tables.values()), "return_mean")
-        shared = returns[:, np.isfinite(returns).all(axis=0)]
-        means["consistency"] = known_float(consistency(shared - random_score(game)))
-    return TrialSummary(
-        name=run.config.name,
-        game=game.name,
-        protocol=run.protocol,
-        complete=len(run.tables) >= run.config.sessions and all(map(run.is_finished, run.tables)),
-        unfinished_games=unfinished_games(run) if score is None else None,
-        stopped={
-            run.session_name(path): {"env_steps": end.env_steps, "reason": end.reason}
-            for path, end in run.early_ends.items()
-        },
-        score=score,
-        session_scores=scores,
-        score_std=stds["final_return_ma"],
-        score_interval=score_interval(scores),
-        reference_normalised_score=reference_normalised(score, game),
-        human_normalised_score=human_normalised(score, game),
-        mean=means,
-        std=stds,
-        sessions=sessions,
-        left_out=[{"session": run.session_name(path), "reason": why} for path, why in members.left_out.items()],
-    )

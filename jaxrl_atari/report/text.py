@@ -1,6 +1,5 @@
 """Scores and the summary of a trial as text, for terminals, Markdown and pages."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -101,11 +100,8 @@ def differences(runs: Sequence[tuple[str, Run]]) -> list[str]:
     """
     first: dict[tuple[str, str], tuple[str, list[float]]] = {}
     sentences = []
-    of_game = Counter((run.game.name, run.protocol) for _, run in runs)
     for name, run in runs:
         if run.members.common_env_steps is not None:
-            if of_game[run.game.name, run.protocol] > 1:
-                sentences.append(f"{run.game.name}: {name} is not compared, because no session of it has finished")
             continue
         scores = run.summary["session_scores"]
         other, others = first.setdefault((run.game.name, run.protocol), (name, scores))
