@@ -214,7 +214,7 @@ def load_parameters(source: str | Path, checkpoint: CheckpointChoice = "best") -
         ) from error
 
 
-def parameters_digest(source: str | Path, checkpoint: CheckpointChoice = "best") -> str:
+def parameters_digest(source: str | Path, checkpoint: CheckpointChoice) -> str:
     """The digest of all parameters in the source of `load_parameters`. Starts no back end of JAX."""
     if Path(source).suffix == ".npz":
         return digest_of(array_digests(load_parameters(source)))

@@ -161,12 +161,6 @@ def known_float(value: float | None) -> float | None:
     return None if value is None or not np.isfinite(value) else float(value)
 
 
-def cut_table(table: Table, env_steps: float) -> Table:
-    """The log points of a session up to a number of env steps."""
-    kept = table["env_steps"] <= env_steps
-    return {name: column[kept] for name, column in table.items()}
-
-
 def align_sessions(
     tables: Sequence[Table], column: str, along: str = "env_steps"
 ) -> tuple[np.ndarray, np.ndarray]:

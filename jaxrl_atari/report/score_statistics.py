@@ -158,11 +158,6 @@ class Difference(NamedTuple):
     interval: tuple[float, float] | None  # None if one of the means has none; see `score_interval`
     sessions_needed: int | None  # of each trial, to find this difference in 4 of 5 experiments; None above 1,000
 
-    @property
-    def is_significant(self) -> bool:
-        """Whether chance alone would rarely make such a difference."""
-        return self.p < 1 - CONFIDENCE
-
 
 def difference(scores: ArrayLike, others: ArrayLike) -> Difference | None:
     """How much larger the mean of `scores` is than that of `others`; both `[sessions]`, at least 2 of each.

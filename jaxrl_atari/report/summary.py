@@ -16,7 +16,6 @@ from jaxrl_atari.report.metrics import (
     SESSION_METRICS,
     align_sessions,
     consistency,
-    cut_table,
     human_normalised,
     known_float,
     random_score,
@@ -98,7 +97,9 @@ class Run:
         common = None if finished else min(reached[path] for path in compared)
         tables = {path: self.tables[path] for path in compared}
         if common is not None:  # the first log points of two sessions may lie a few env steps apart
-            tables = {path: cut_table(table, max(common, table["env_steps"][0])) for path, table in tables.items()}
+            for path, table in tables.items():
+                kept = table["env_steps"] <= max(common, table["env_steps"][0])
+                tables[path] = {name: column[kept] for name, column in table.items()}
         scored = [path for path in compared if np.isfinite(tables[path]["return_ma"]).any()]
         left_out = {}
         for path, env_steps in reached.items():

@@ -122,7 +122,7 @@ def _difference_text(scores: Sequence[float], others: Sequence[float]) -> str:
     if found.interval is not None:
         text += f", {CONFIDENCE:.0%} interval {' to '.join(map(number_text, found.interval))}"
     text += f", p {number_text(found.p)} (Welch's t test); "
-    if found.is_significant:
+    if found.p < 1 - CONFIDENCE:
         return f"{text}distinguishable with {counts}"
     needed = "more than 1,000" if found.sessions_needed is None else f"about {found.sessions_needed:,}"
     return f"{text}not distinguishable with {counts}; {needed} each would find a difference of this size"

@@ -11,7 +11,7 @@ from jaxrl_atari.errors import UserError
 from jaxrl_atari.report import metrics
 from jaxrl_atari.report.metrics import session_metrics
 from jaxrl_atari.report.summary import read_run
-from jaxrl_atari.report.text import summary_table
+from jaxrl_atari.report.text import differences, summary_table
 from jaxrl_atari.runs.files import write_json
 
 NAN = np.nan
@@ -171,3 +171,13 @@ def test_before_a_session_has_finished_the_sessions_are_compared_where_all_have_
     summary = read_run(write_run(tmp_path / "late", late, total_env_steps=10_000)).summary
     assert summary["session_scores"] == [6]
     assert summary["left_out"] == [{"session": "session_1", "reason": "no finished game up to 200 env steps"}]
+
+
+def test_two_sessions_each_can_suffice_and_a_running_run_is_not_compared(tmp_path):
+    runs = []
+    for name, returns, budget in (("a", (10, 11), 100), ("b", (20, 21), 100), ("running", (30, 31), 10_000)):
+        tables = [table([each]) for each in returns]
+        runs.append((name, read_run(write_run(tmp_path / name, tables, total_env_steps=budget))))
+    (sentence,) = differences(runs)
+    assert sentence.startswith("Qbert: b - a: 10, p 0.00496 ")
+    assert sentence.endswith("; distinguishable with 2 sessions each")
